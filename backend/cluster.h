@@ -1,0 +1,28 @@
+/* SPDX-License-Identifier: GPL-2.0-or-later */
+/*
+ * Connections of the process, shared by their effective settings.
+ */
+#ifndef PINRBD_CLUSTER_H
+#define PINRBD_CLUSTER_H
+
+#include "rados_op.h"
+
+struct pinrbd_cluster {
+    struct rados_conn *conn;    /* fixed after open */
+    /* the rest belongs to cluster.c */
+    char *identity;
+    bool shared;
+    unsigned refs;
+};
+
+/* pinrbd_cluster_open() over another transport; tests pass the fake one. */
+int cluster_open(const struct rados_transport *t,
+                 const struct pinrbd_cluster_options *o,
+                 struct pinrbd_cluster **ret, struct pinrbd_error *reterr);
+
+struct pinrbd_cluster *cluster_ref(struct pinrbd_cluster *cluster);
+
+/* client_mount_timeout of the connection in milliseconds; 0: no limit. */
+unsigned cluster_mount_timeout_ms(struct pinrbd_cluster *cluster);
+
+#endif

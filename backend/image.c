@@ -1,0 +1,683 @@
+/* SPDX-License-Identifier: GPL-2.0-or-later */
+/*
+ * An open image: opening, closing and changing it.
+ *
+ * An open watches the header before it reads it, so that no update falls in
+ * between, and either succeeds whole or leaves nothing behind.  Control calls
+ * block their caller, one at a time, each with the deadline that
+ * client_mount_timeout sets; they are never made from QEMU's loop.
+ *
+ * A resize acts on the header it has read: the new size is set only while the
+ * header object still has that version, so it cannot undo what another client
+ * did meanwhile.
+ *
+ * How an open image follows changes made by others is image_refresh.c.
+ */
+#include "image.h"
+
+#include <errno.h>
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "codec.h"
+#include "rados_sync.h"
+#include "request.h"
+
+#define CLOSE_TIMEOUT_MS 10000
+#define NOTIFY_TIMEOUT_MS 5000  /* as librbd */
+#define MAX_RESIZE_TRIES 10
+
+#define PIN_THRESHOLD_DEFAULT 4096
+
+static gint64 control_deadline(struct pinrbd_image *image)
+{
+    return deadline_after(cluster_mount_timeout_ms(image->cluster));
+}
+
+/* ---- open --------------------------------------------------------------- */
+
+static int fail_open(struct pinrbd_image *image, int code,
+                     struct pinrbd_error *reterr, const char *why)
+{
+    return perror_set(reterr, code, "image '%s' %s", image->spec, why);
+}
+
+static int fail_errno(struct pinrbd_image *image, int code,
+                      struct pinrbd_error *reterr, const char *doing)
+{
+    return perror_set(reterr, code, "image '%s': %s: %s", image->spec, doing,
+                      g_strerror(-code));
+}
+
+/* The id behind @name; the error tells a format 1 image from none. */
+static int find_id(struct pinrbd_image *image, const char *name,
+                   gint64 deadline_us, struct pinrbd_error *reterr)
+{
+    g_autofree char *oid = g_strdup_printf("rbd_id.%s", name);
+    g_autofree char *v1_oid = g_strdup_printf("%s.rbd", name);
+    struct rados_step step = {
+        .kind = RADOS_CALL, .cls = "rbd", .method = "get_id",
+    };
+    struct rados_step stat = { .kind = RADOS_STAT };
+    struct rados_op op = { .oid = oid, .steps = &step, .n_steps = 1 };
+    struct rados_op v1 = { .oid = v1_oid, .steps = &stat, .n_steps = 1 };
+    struct pdec d;
+    int r = rados_op_sync(image->md_pool, &op, deadline_us);
+
+    if (r == 0) {
+        pdec_init(&d, step.out.data, step.out.len);
+        pdec_text(&d, image->id, sizeof(image->id));
+        if (!pdec_ok(&d) || !image->id[0]) {
+            r = perror_set(reterr, -EBADMSG, "image '%s': the value of "
+                           "object %s is not an image id", image->spec, oid);
+        }
+    } else if (r == -ENOENT &&
+               rados_op_sync(image->md_pool, &v1, deadline_us) == 0) {
+        r = fail_open(image, -ENOTSUP, reterr, "has format 1, which is not "
+                      "supported; `rbd migration' makes it format 2");
+    } else if (r == -ENOENT) {
+        fail_open(image, r, reterr, "does not exist");
+    } else {
+        fail_errno(image, r, reterr, "cannot read its id");
+    }
+    rados_op_done_with(image->md_pool, &op);
+    return r;
+}
+
+/* A reading that the opener waits for. */
+static void open_fetch_done(struct header_fetch *f, int result)
+{
+    waiter_wake(f->opaque, result);
+}
+
+static int read_header(struct pinrbd_image *image, bool read_only,
+                       gint64 deadline_us, struct image_meta **ret,
+                       struct pinrbd_error *reterr)
+{
+    struct waiter w;
+    struct header_fetch f = {
+        .pool = image->md_pool, .oid = image->header_oid,
+        .read_only = read_only, .done = open_fetch_done, .opaque = &w,
+    };
+    int r;
+
+    waiter_init(&w);
+    header_fetch_start(&f);
+    if (!waiter_wait(&w, deadline_us, &r)) {
+        header_fetch_cancel(&f);
+        waiter_wait(&w, 0, &r);
+        r = r == -ECANCELED ? -ETIMEDOUT : r;
+    }
+    if (r == -ENOENT) {
+        perror_set(reterr, r, "image '%s': object %s does not exist",
+                   image->spec, image->header_oid);
+    } else if (f.what) {
+        perror_set(reterr, r, "image '%s': corrupt header: %s", image->spec,
+                   f.what);
+    } else if (r < 0) {
+        fail_errno(image, r, reterr, "cannot read its header");
+    }
+    *ret = g_steal_pointer(&f.meta);
+    header_fetch_clear(&f);
+    waiter_clear(&w);
+    return r;
+}
+
+static int find_snap_id(struct pinrbd_image *image,
+                        const struct image_meta *meta, const char *name,
+                        struct pinrbd_error *reterr)
+{
+    image->snap_id = RADOS_NOSNAP;
+    if (!name) {
+        return 0;
+    }
+    for (size_t i = 0; i < meta->snapc.n; i++) {
+        if (!meta->snaps[i].type && !strcmp(meta->snaps[i].name, name)) {
+            image->snap_id = meta->snaps[i].id;
+            return 0;
+        }
+    }
+    return perror_set(reterr, -ENOENT, "image '%s': snapshot '%s' does not "
+                      "exist", image->spec, name);
+}
+
+static int open_data_pool(struct pinrbd_image *image,
+                          const struct image_meta *meta,
+                          struct pinrbd_error *reterr)
+{
+    const struct rados_transport *t = image->md_pool->t;
+    int r;
+
+    image->data_pool_id = meta->data_pool_id >= 0 ? meta->data_pool_id
+                                                  : image->md_pool->id;
+    r = t->pool_open_id(image->cluster->conn, image->data_pool_id,
+                        image->md_pool->ns, image->snap_id,
+                        &image->data_pool);
+    if (r < 0) {
+        perror_set(reterr, r, "image '%s': cannot open its data pool (id %"
+                   PRId64 "): %s", image->spec, image->data_pool_id,
+                   g_strerror(-r));
+    }
+    return r;
+}
+
+static int start_watch(struct pinrbd_image *image, gint64 deadline_us,
+                       struct pinrbd_error *reterr)
+{
+    int r = watch_start(&image->watch, deadline_us);
+
+    if (r == -EPERM || r == -EACCES) {
+        perror_set(reterr, r, "image '%s': not allowed to watch its header; "
+                   "writing needs the OSD capability `profile rbd' on the "
+                   "pool", image->spec);
+    } else if (r < 0) {
+        fail_errno(image, r, reterr, "cannot watch its header");
+    }
+    return r;
+}
+
+/* Frees what exists of an image that nobody else knows or uses any more. */
+static void image_free(struct pinrbd_image *image)
+{
+    const struct rados_transport *t = image->cluster->conn->t;
+
+    ptimer_cancel(&image->tick);
+    ptimer_cancel(&image->retry);
+    ptimer_cancel(&image->unquiesce);
+    watch_clear(&image->watch);
+    for (unsigned i = 0; i < QUEUES; i++) {
+        queue_clear(&image->queues[i]);
+    }
+    meta_unref(image->meta);
+    if (image->data_pool) {
+        t->pool_close(image->data_pool);
+    }
+    if (image->md_pool) {
+        t->pool_close(image->md_pool);
+    }
+    pinrbd_cluster_close(image->cluster);
+    g_array_unref(image->acks);
+    g_mutex_clear(&image->control);
+    g_mutex_clear(&image->lock);
+    g_cond_clear(&image->changed);
+    g_free(image->settings.stats_file);
+    g_free(image->spec);
+    free(image);
+}
+
+/*
+ * The transport still refers to the watch and the cluster does not answer:
+ * keep the memory for ever rather than wait for ever.
+ */
+static void image_abandon(struct pinrbd_image *image)
+{
+    ptimer_cancel(&image->tick);
+    ptimer_cancel(&image->retry);
+    ptimer_cancel(&image->unquiesce);
+    plog(PINRBD_LOG_WARN, "image '%s': the cluster does not answer; its "
+         "watch is left to expire and its connection stays open",
+         image->spec);
+}
+
+static struct pinrbd_image *image_new(struct pinrbd_cluster *cluster,
+                                      const struct pinrbd_image_options *o)
+{
+    static const struct pinrbd_settings standard = {
+        .pin_threshold = PIN_THRESHOLD_DEFAULT,
+    };
+    struct pinrbd_image *image;
+    const char *ns = o->ns && o->ns[0] ? o->ns : NULL;
+
+    if (posix_memalign((void **)&image, 64, sizeof(*image))) {
+        return NULL;
+    }
+    memset(image, 0, sizeof(*image));
+    image->cluster = cluster_ref(cluster);
+    image->settings = o->settings ? *o->settings : standard;
+    image->settings.stats_file = g_strdup(image->settings.stats_file);
+    image->spec = g_strconcat(o->pool, "/", ns ?: "", ns ? "/" : "",
+                              o->image ?: o->image_id,
+                              o->snapshot ? "@" : "", o->snapshot ?: "",
+                              NULL);
+    image->snap_id = RADOS_NOSNAP;
+    image->resized = o->resized;
+    image->opaque = o->opaque;
+    g_mutex_init(&image->control);
+    g_mutex_init(&image->lock);
+    g_cond_init(&image->changed);
+    image->acks = g_array_new(FALSE, FALSE, sizeof(uint64_t));
+    for (unsigned i = 0; i < QUEUES; i++) {
+        queue_init(&image->queues[i]);
+    }
+    image_follow_init(image);
+    return image;
+}
+
+/* Everything of an open that can fail; the caller cleans up. */
+static int image_load(struct pinrbd_image *image,
+                      const struct pinrbd_image_options *o,
+                      struct pinrbd_error *reterr)
+{
+    gint64 deadline_us = control_deadline(image);
+    struct image_meta *meta = NULL;
+    char why[400];
+    uint64_t size;
+    int r;
+
+    r = image->cluster->conn->t->pool_open(image->cluster->conn, o->pool,
+                                           o->ns ?: "", &image->md_pool);
+    if (r == -ENOENT) {
+        return perror_set(reterr, r, "pool '%s' does not exist", o->pool);
+    }
+    if (r < 0) {
+        return perror_set(reterr, r, "cannot open pool '%s': %s", o->pool,
+                          g_strerror(-r));
+    }
+    image->watch.pool = image->md_pool;
+
+    if (o->image) {
+        r = find_id(image, o->image, deadline_us, reterr);
+        if (r < 0) {
+            return r;
+        }
+    } else if (g_strlcpy(image->id, o->image_id, sizeof(image->id)) >=
+               sizeof(image->id)) {
+        return perror_set(reterr, -EINVAL, "image id '%s' is too long",
+                          o->image_id);
+    }
+    snprintf(image->header_oid, sizeof(image->header_oid), "rbd_header.%s",
+             image->id);
+
+    /* Watch first: an update between the two must not be missed. */
+    if (image->writable) {
+        r = start_watch(image, deadline_us, reterr);
+        if (r < 0) {
+            return r;
+        }
+    }
+    r = read_header(image, !image->writable, deadline_us, &meta, reterr);
+    if (r < 0) {
+        return r;
+    }
+    r = find_snap_id(image, meta, o->snapshot, reterr);
+    if (r == 0) {
+        r = image_judge(image, meta, image->writable, &size, why, sizeof(why));
+        if (r < 0) {
+            fail_open(image, r, reterr, why);
+        }
+    }
+    if (r == 0) {
+        r = open_data_pool(image, meta, reterr);
+    }
+    if (r < 0) {
+        meta_unref(meta);
+        return r;
+    }
+    layout_init(&image->layout, meta->order, meta->stripe_unit,
+                meta->stripe_count);
+    image->oid_prefix_len = snprintf(image->oid_prefix,
+                                     sizeof(image->oid_prefix), "%s.",
+                                     meta->object_prefix);
+    image_publish(image, meta, size, 0);
+    return 0;
+}
+
+int pinrbd_image_open(struct pinrbd_cluster *cluster,
+                      const struct pinrbd_image_options *o,
+                      struct pinrbd_image **ret, struct pinrbd_error *reterr)
+{
+    struct pinrbd_image *image;
+    int r;
+
+    if (!o->pool || !o->pool[0] || (!o->image && !o->image_id) ||
+        (o->image && !o->image[0])) {
+        return perror_set(reterr, -EINVAL, "a pool and an image are needed");
+    }
+    image = image_new(cluster, o);
+    if (!image) {
+        return perror_set(reterr, -ENOMEM, "no memory for an image");
+    }
+    image->writable = !o->read_only && !o->snapshot && !o->inactive;
+    r = image_load(image, o, reterr);
+    if (r < 0) {
+        g_mutex_lock(&image->lock);
+        image->closing = true;
+        g_mutex_unlock(&image->lock);
+        if (watch_stop(&image->watch, deadline_after(CLOSE_TIMEOUT_MS)) < 0) {
+            image_abandon(image);
+            return r;
+        }
+        g_mutex_lock(&image->lock);
+        while (image->refreshing) {
+            g_cond_wait(&image->changed, &image->lock);
+        }
+        g_mutex_unlock(&image->lock);
+        image_free(image);
+        return r;
+    }
+    image_follow_start(image);
+    *ret = image;
+    return 0;
+}
+
+/* ---- close -------------------------------------------------------------- */
+
+/* Wait until no write (@writes) or no request at all is left. */
+static void wait_idle(struct pinrbd_image *image, bool writes)
+{
+    for (unsigned i = 0; i < QUEUES; i++) {
+        struct queue *q = &image->queues[i];
+
+        g_mutex_lock(&q->lock);
+        while (writes ? q->writes != NULL : q->n_requests != 0) {
+            g_cond_wait(&q->idle, &q->lock);
+        }
+        g_mutex_unlock(&q->lock);
+    }
+}
+
+void pinrbd_image_close(struct pinrbd_image *image)
+{
+    if (!image) {
+        return;
+    }
+    wait_idle(image, false);
+    ptimer_cancel(&image->tick);
+
+    g_mutex_lock(&image->lock);
+    image->closing = true;
+    g_mutex_unlock(&image->lock);
+    if (watch_stop(&image->watch, deadline_after(CLOSE_TIMEOUT_MS)) < 0) {
+        image_abandon(image);
+        return;
+    }
+
+    /* A retry that is armed ends the refresh by itself, it sees `closing'. */
+    g_mutex_lock(&image->lock);
+    while (image->refreshing ||
+           __atomic_load_n(&image->holds, __ATOMIC_ACQUIRE)) {
+        gint64 poll_us = g_get_monotonic_time() + 100 * 1000;
+
+        if (!g_cond_wait_until(&image->changed, &image->lock, poll_us) &&
+            image->fetching) {
+            header_fetch_cancel(&image->fetch);
+        }
+    }
+    g_mutex_unlock(&image->lock);
+    image_free(image);
+}
+
+/* ---- control ------------------------------------------------------------ */
+
+int pinrbd_image_refresh(struct pinrbd_image *image,
+                         struct pinrbd_error *reterr)
+{
+    g_autoptr(GMutexLocker) locker = g_mutex_locker_new(&image->control);
+    int r = image_refresh_sync(image, control_deadline(image));
+
+    return r < 0 ? fail_errno(image, r, reterr, "cannot read its header again")
+                 : 0;
+}
+
+static void set_writable(struct pinrbd_image *image, bool writable,
+                         int write_error)
+{
+    g_autoptr(GMutexLocker) locker = g_mutex_locker_new(&image->lock);
+
+    image->writable = writable;
+    for (unsigned i = 0; i < QUEUES; i++) {
+        g_mutex_lock(&image->queues[i].lock);
+        image->queues[i].write_error = writable ? write_error : -EROFS;
+        g_mutex_unlock(&image->queues[i].lock);
+    }
+}
+
+int pinrbd_image_activate(struct pinrbd_image *image,
+                          struct pinrbd_error *reterr)
+{
+    g_autoptr(GMutexLocker) locker = g_mutex_locker_new(&image->control);
+    gint64 deadline_us = control_deadline(image);
+    struct image_meta *meta = NULL;
+    char why[400];
+    uint64_t size;
+    int r;
+
+    if (image->writable) {
+        r = image_refresh_sync(image, deadline_us);
+        return r < 0 ? fail_errno(image, r, reterr,
+                                  "cannot read its header again") : 0;
+    }
+    if (image->snap_id != RADOS_NOSNAP) {
+        return fail_open(image, -EROFS, reterr, "is a snapshot and cannot be "
+                         "written");
+    }
+    r = start_watch(image, deadline_us, reterr);
+    if (r < 0) {
+        return r;
+    }
+    r = read_header(image, false, deadline_us, &meta, reterr);
+    if (r == 0) {
+        r = image_judge(image, meta, true, &size, why, sizeof(why));
+        if (r < 0) {
+            fail_open(image, r, reterr, why);
+        }
+    }
+    if (r < 0) {
+        meta_unref(meta);
+        (void)watch_stop(&image->watch, deadline_after(CLOSE_TIMEOUT_MS));
+        return r;
+    }
+    set_writable(image, true, -EROFS);
+    image_publish(image, meta, size, 0);
+    return 0;
+}
+
+int pinrbd_image_inactivate(struct pinrbd_image *image,
+                            struct pinrbd_error *reterr)
+{
+    g_autoptr(GMutexLocker) locker = g_mutex_locker_new(&image->control);
+    int r;
+
+    if (!image->writable) {
+        return 0;
+    }
+    set_writable(image, false, 0);
+    wait_idle(image, true);
+    r = watch_stop(&image->watch, deadline_after(CLOSE_TIMEOUT_MS));
+    return r < 0 ? fail_errno(image, r, reterr, "cannot stop watching it")
+                 : 0;
+}
+
+/* One try of a resize: -EAGAIN when the header changed in between. */
+static int resize_try(struct pinrbd_image *image, uint64_t size,
+                      unsigned flags, gint64 deadline_us)
+{
+    struct image_meta *meta;
+    uint8_t in[8];
+    struct penc e;
+    struct iovec iov = { in, sizeof(in) };
+    struct rados_step steps[] = {
+        { .kind = RADOS_ASSERT_VERSION },
+        { .kind = RADOS_CALL, .cls = "rbd", .method = "set_size",
+          .iov = &iov, .n_iov = 1 },
+    };
+    struct rados_op op = {
+        .oid = image->header_oid, .steps = steps, .n_steps = 2,
+        .flags = RADOS_OP_WRITE | RADOS_OP_COPY,
+    };
+    int r = image_refresh_sync(image, deadline_us);
+
+    if (r < 0) {
+        return r;
+    }
+    meta = image_meta(image);
+    steps[0].off = meta->version;
+    if (size == meta->size || (size < meta->size &&
+                               flags & PINRBD_RESIZE_GROW_ONLY)) {
+        r = 1;
+    } else if (size < meta->size) {
+        r = -ENOTSUP;
+    }
+    meta_unref(meta);
+    if (r) {
+        return r;
+    }
+    penc_init(&e, in, sizeof(in));
+    penc_u64(&e, size);
+    r = rados_op_sync(image->md_pool, &op, deadline_us);
+    return r == -ERANGE || r == -EOVERFLOW ? -EAGAIN : r;
+}
+
+int pinrbd_image_resize(struct pinrbd_image *image, uint64_t size,
+                        unsigned flags, struct pinrbd_error *reterr)
+{
+    g_autoptr(GMutexLocker) locker = g_mutex_locker_new(&image->control);
+    gint64 deadline_us = control_deadline(image);
+    uint8_t payload[NOTIFY_MAX];
+    size_t len;
+    int r = -EAGAIN;
+
+    if (!image->writable) {
+        return fail_open(image, -EROFS, reterr, "is open read-only and "
+                         "cannot be resized");
+    }
+    if (size > INT64_MAX) {
+        return perror_set(reterr, -EINVAL, "image '%s': size %" PRIu64
+                          " is too large", image->spec, size);
+    }
+    for (unsigned i = 0; r == -EAGAIN && i < MAX_RESIZE_TRIES; i++) {
+        r = resize_try(image, size, flags, deadline_us);
+    }
+    if (r == -ENOTSUP) {
+        return perror_set(reterr, r, "image '%s': shrinking to %" PRIu64
+                          " bytes is not supported; use `rbd resize "
+                          "--allow-shrink'", image->spec, size);
+    }
+    if (r < 0) {
+        return fail_errno(image, r, reterr, "cannot set its size");
+    }
+    if (r == 1) {
+        return 0;               /* nothing to do */
+    }
+    len = notify_encode(NOTIFY_HEADER_UPDATE, payload);
+    r = rados_notify_sync(image->md_pool, image->header_oid, payload, len,
+                          NOTIFY_TIMEOUT_MS);
+    if (r < 0) {
+        plog(PINRBD_LOG_WARN, "image '%s': not all clients were told of its "
+             "new size: %s", image->spec, g_strerror(-r));
+    }
+    r = image_refresh_sync(image, deadline_us);
+    return r < 0 ? fail_errno(image, r, reterr, "cannot read its header again")
+                 : 0;
+}
+
+/* ---- queries, from memory ----------------------------------------------- */
+
+uint64_t pinrbd_image_size(struct pinrbd_image *image)
+{
+    struct queue *q = &image->queues[0];
+    g_autoptr(GMutexLocker) locker = g_mutex_locker_new(&q->lock);
+
+    return q->size;
+}
+
+void pinrbd_image_info(struct pinrbd_image *image,
+                       struct pinrbd_image_info *ret)
+{
+    struct image_meta *meta = image_meta(image);
+    struct rados_conn *conn = image->cluster->conn;
+    struct pinrbd_image_info info = {
+        .size = ret->size,
+        .image_size = pinrbd_image_size(image),
+        .features = meta->features,
+        .object_size = image->layout.object_size,
+        .stripe_unit = image->layout.unit,
+        .stripe_count = image->layout.count,
+        .snap_count = meta->snapc.n,
+        .pool_id = image->md_pool->id,
+        .data_pool_id = image->data_pool_id,
+        .parent_pool_id = meta->parent.pool_id,
+        .parent_snap_id = meta->parent.snap_id,
+        .parent_overlap = meta->overlap,
+        .read_only = !image->writable,
+    };
+
+    g_strlcpy(info.id, image->id, sizeof(info.id));
+    g_strlcpy(info.object_prefix, meta->object_prefix,
+              sizeof(info.object_prefix));
+    g_strlcpy(info.parent_ns, meta->parent.ns, sizeof(info.parent_ns));
+    g_strlcpy(info.parent_image_id, meta->parent.image_id,
+              sizeof(info.parent_image_id));
+    g_strlcpy(info.fsid, conn->t->conn_fsid(conn), sizeof(info.fsid));
+    g_strlcpy(info.address, conn->t->conn_address(conn),
+              sizeof(info.address));
+    memcpy(ret, &info, MIN(ret->size, sizeof(info)));
+    meta_unref(meta);
+}
+
+int pinrbd_image_snapshots(struct pinrbd_image *image,
+                           struct pinrbd_snapshot **ret, size_t *ret_n)
+{
+    struct image_meta *meta = image_meta(image);
+    size_t n = meta->snapc.n;
+    struct pinrbd_snapshot *list = calloc(n ?: 1, sizeof(*list));
+
+    for (size_t i = 0; list && i < n; i++) {
+        const struct header_snap *s = &meta->snaps[n - 1 - i];
+
+        list[i].id = s->id;
+        list[i].size = s->size;
+        list[i].time_s = s->time_s;
+        list[i].time_ns = s->time_ns;
+        list[i].is_user = s->type == 0;
+        list[i].is_protected = s->is_protected;
+        g_strlcpy(list[i].name, s->name, sizeof(list[i].name));
+    }
+    meta_unref(meta);
+    if (!list) {
+        return -ENOMEM;
+    }
+    *ret = list;
+    *ret_n = n;
+    return 0;
+}
+
+void pinrbd_image_stats(struct pinrbd_image *image, struct pinrbd_stats *ret)
+{
+    struct pinrbd_stats sum = { .size = ret->size };
+    uint64_t off, len;
+    unsigned n, kind;
+
+    for (unsigned i = 0; i < QUEUES; i++) {
+        struct queue *q = &image->queues[i];
+        struct queue_counters c;
+
+        g_mutex_lock(&q->lock);
+        c = q->counters;
+        sum.in_flight += q->n_requests;
+        g_mutex_unlock(&q->lock);
+        sum.reads += c.done[REQUEST_READ];
+        sum.writes += c.done[REQUEST_WRITE];
+        sum.discards += c.done[REQUEST_DISCARD];
+        sum.zeroes += c.done[REQUEST_ZEROES];
+        sum.flushes += c.done[REQUEST_FLUSH];
+        sum.failed += c.failed;
+        sum.read_bytes += c.read_bytes;
+        sum.write_bytes += c.write_bytes;
+        sum.object_ops += c.object_ops;
+        sum.pinned_bytes += c.pinned_bytes;
+        sum.copied_small_bytes += c.copied_small_bytes;
+        sum.copied_never_bytes += c.copied_never_bytes;
+        sum.read_copied_bytes += c.read_copied_bytes;
+        sum.late_refs += c.late_refs;
+        sum.old_snapc += c.old_snapc;
+    }
+    sum.oldest_ms = request_oldest(image->queues, &n, &kind, &off, &len) /
+                    1000;
+    g_mutex_lock(&image->lock);
+    sum.refreshes = image->n_refreshes;
+    g_mutex_unlock(&image->lock);
+    memcpy(ret, &sum, MIN(ret->size, sizeof(sum)));
+}

@@ -1,0 +1,111 @@
+/* SPDX-License-Identifier: GPL-2.0-or-later */
+/*
+ * An open image.
+ */
+#ifndef PINRBD_IMAGE_H
+#define PINRBD_IMAGE_H
+
+#include <glib.h>
+
+#include "cluster.h"
+#include "image_header.h"
+#include "log.h"
+#include "queue.h"
+#include "striper.h"
+#include "timer.h"
+#include "watch.h"
+
+struct object_request;
+
+struct pinrbd_image {
+    /* fixed after open */
+    struct pinrbd_cluster *cluster;
+    struct rados_pool *md_pool;     /* header; head revision */
+    struct rados_pool *data_pool;   /* data; the opened revision */
+    struct pinrbd_settings settings;
+    struct layout layout;
+    uint64_t snap_id;               /* RADOS_NOSNAP: the head */
+    int64_t data_pool_id;
+    char *spec;                     /* POOL/[NS/]IMAGE[@SNAP], for messages */
+    char id[32];
+    char header_oid[64];
+    char oid_prefix[104];           /* of data objects, with the dot */
+    size_t oid_prefix_len;
+    void (*resized)(void *opaque);
+    void *opaque;
+
+    struct queue queues[QUEUES];    /* their own locks, inside `lock' */
+
+    GMutex control;                 /* one control call at a time; outermost */
+    GMutex lock;
+    GCond changed;
+    /* under lock */
+    struct image_meta *meta;        /* a reference */
+    unsigned gates;                 /* as in every queue */
+    bool writable;                  /* watched, writes admitted */
+    bool closing;
+    bool watch_lost;
+    int dead;                       /* why all I/O fails, or 0 */
+    unsigned holds;
+    bool refreshing;
+    uint64_t refresh_started;       /* counts fetches */
+    uint64_t refresh_wanted;        /* the newest fetch somebody needs */
+    uint64_t refresh_done;
+    int refresh_result;
+    struct object_request *parked;  /* wait for a newer snapshot context */
+    GArray *acks;                   /* notify ids that wait for the refresh */
+    bool quiescing;                 /* drain, then ack quiesce_notify */
+    uint64_t quiesce_notify;
+    uint64_t n_refreshes;
+
+    bool fetching;
+    struct header_fetch fetch;      /* while fetching */
+    struct header_watch watch;
+    struct ptimer retry;            /* of a failed refresh */
+    struct ptimer tick;             /* the watchdog's look at this image */
+    struct ptimer unquiesce;
+    struct plog_limit slow_limit;
+};
+
+/* A reference to the metadata in force. */
+struct image_meta *image_meta(struct pinrbd_image *image);
+
+/* @o was refused for its old snapshot context: send it after a refresh. */
+void image_park(struct pinrbd_image *image, struct object_request *o);
+/* An operation said that this client is blocklisted. */
+void image_fenced(struct pinrbd_image *image);
+
+/* Keep the image while its last request goes; under a queue's lock. */
+void image_hold(struct pinrbd_image *image);
+void image_release(struct pinrbd_image *image);
+/* A queue with a closed gate has no write on its way any more. */
+void image_drained(struct pinrbd_image *image);
+
+/* The timers and the watch's callbacks; start after a successful open. */
+void image_follow_init(struct pinrbd_image *image);
+void image_follow_start(struct pinrbd_image *image);
+
+/*
+ * Read the header in a reading that begins from now on, wait for its end, and
+ * use what it found.
+ */
+int image_refresh_sync(struct pinrbd_image *image, gint64 deadline_us);
+
+/*
+ * Can @meta be used for this image's revision?  Otherwise -errno and why, as
+ * the rest of a sentence that begins with the image.
+ */
+int image_judge(struct pinrbd_image *image, const struct image_meta *meta,
+                bool writable, uint64_t *ret_size, char *buf, size_t size);
+/* Use @meta, whose reference is taken, from now on. */
+void image_publish(struct pinrbd_image *image, struct image_meta *meta,
+                   uint64_t size, int write_error);
+
+/*
+ * What keeps @meta from being used, as one text; 0, -ENOSYS, or -EROFS for
+ * what forbids writing only.
+ */
+int image_check_features(const struct image_meta *meta, bool writable,
+                         char *buf, size_t size);
+
+#endif

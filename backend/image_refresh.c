@@ -1,0 +1,652 @@
+/* SPDX-License-Identifier: GPL-2.0-or-later */
+/*
+ * Following what others do to an open image.
+ *
+ * Metadata.  `meta' is immutable; a refresh builds a new one and swaps it in
+ * the image and in every queue.  A request keeps the one it was sent with.
+ *
+ * Refresh.  A header update, a re-registered watch, a write refused for its
+ * old snapshot context or a caller asks for it.  Writes that come meanwhile
+ * wait at the gate, since they would carry a snapshot context that is known to
+ * be old, which an OSD accepts in silence and which damages snapshots; reads
+ * go on.  One reading runs at a time; another follows while somebody asked
+ * after it began.  The update is acknowledged when new writes use what was
+ * read.  A failed reading is repeated every second with the gate closed; a
+ * header that is gone, or being blocklisted, ends the image instead: all I/O
+ * fails from then on.
+ *
+ * Snapshots by others.  Without the exclusive lock, whoever creates one sends
+ * Quiesce first: new writes wait, those on their way finish, then we agree.
+ * Unquiesce (or ten seconds without it) leads to a refresh and opens the gate.
+ *
+ * Lock order: control, lock, a fetch's or a queue's lock.  No other lock than
+ * `control' is held while we wait or call the caller; submits never block.
+ */
+#include "image.h"
+
+#include <errno.h>
+#include <inttypes.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "request.h"
+
+#define RETRY_MS 1000
+#define TICK_MS 5000
+#define SLOW_MS 15000           /* a request this old is worth a line */
+#define SLOW_EVERY_MS 30000
+#define UNQUIESCE_MS 10000
+
+#define FEATURES_READ (PINRBD_FEATURE_LAYERING | PINRBD_FEATURE_STRIPINGV2 | \
+                       PINRBD_FEATURE_DATA_POOL)
+#define FEATURES_WRITE (FEATURES_READ | PINRBD_FEATURE_DEEP_FLATTEN | \
+                        PINRBD_FEATURE_OPERATIONS)
+
+static void refresh_kick(struct pinrbd_image *image);
+
+/* ---- features ----------------------------------------------------------- */
+
+static const char *const feature_name[] = {
+    "layering", "striping", "exclusive-lock", "object-map", "fast-diff",
+    "deep-flatten", "journaling", "data-pool", "operations", "migrating",
+    "non-primary", "dirty-cache",
+};
+
+const char *pinrbd_feature_name(unsigned bit)
+{
+    return bit < G_N_ELEMENTS(feature_name) ? feature_name[bit] : NULL;
+}
+
+static void list_features(uint64_t bits, char *buf, size_t size)
+{
+    size_t n = 0;
+
+    buf[0] = '\0';
+    for (unsigned bit = 0; bit < 64 && n < size; bit++) {
+        const char *name = pinrbd_feature_name(bit);
+
+        if (!(bits >> bit & 1)) {
+            continue;
+        }
+        n += name ? snprintf(buf + n, size - n, "%s%s", n ? ", " : "", name)
+                  : snprintf(buf + n, size - n, "%sunknown bit %u",
+                             n ? ", " : "", bit);
+    }
+}
+
+int image_check_features(const struct image_meta *meta, bool writable,
+                         char *buf, size_t size)
+{
+    /* A migration's target may have its data in the source still. */
+    uint64_t no_read = (meta->incompatible & ~FEATURES_READ &
+                        ~(writable ? FEATURES_WRITE : 0)) |
+                       (meta->features & PINRBD_FEATURE_MIGRATING);
+    uint64_t known = FEATURES_WRITE | PINRBD_FEATURE_EXCLUSIVE_LOCK |
+                     PINRBD_FEATURE_OBJECT_MAP | PINRBD_FEATURE_FAST_DIFF |
+                     PINRBD_FEATURE_JOURNALING | PINRBD_FEATURE_NON_PRIMARY;
+    char names[256];
+
+    if (!no_read) {
+        return 0;
+    }
+    list_features(no_read, names, sizeof(names));
+    if (writable && !(no_read & ~known)) {
+        snprintf(buf, size, "cannot keep its features valid when writing "
+                 "(%s); it can be opened read-only", names);
+        return -EROFS;
+    }
+    snprintf(buf, size, "has features that are not supported (%s)", names);
+    return -ENOSYS;
+}
+
+/* ---- metadata ----------------------------------------------------------- */
+
+struct image_meta *image_meta(struct pinrbd_image *image)
+{
+    g_autoptr(GMutexLocker) locker = g_mutex_locker_new(&image->lock);
+
+    return meta_ref(image->meta);
+}
+
+static const struct header_snap *find_snap(const struct image_meta *meta,
+                                           uint64_t id)
+{
+    for (size_t i = 0; i < meta->snapc.n; i++) {
+        if (meta->snaps[i].id == id) {
+            return &meta->snaps[i];
+        }
+    }
+    return NULL;
+}
+
+/* Size and parent overlap of the opened revision; -ENOENT: snapshot gone. */
+static int revision(const struct image_meta *meta, uint64_t snap_id,
+                    uint64_t *ret_size, uint64_t *ret_overlap)
+{
+    const struct header_snap *s;
+
+    if (snap_id == RADOS_NOSNAP) {
+        *ret_size = meta->size;
+        *ret_overlap = meta->overlap;
+        return 0;
+    }
+    s = find_snap(meta, snap_id);
+    if (!s) {
+        return -ENOENT;
+    }
+    *ret_size = s->size;
+    *ret_overlap = s->overlap;
+    return 0;
+}
+
+/* What @meta means for this image: 0, or why it cannot be used. */
+int image_judge(struct pinrbd_image *image, const struct image_meta *meta,
+                 bool writable, uint64_t *ret_size, char *buf, size_t size)
+{
+    uint64_t overlap;
+    int r = revision(meta, image->snap_id, ret_size, &overlap);
+
+    if (r < 0) {
+        snprintf(buf, size, "its snapshot does not exist any more");
+        return r;
+    }
+    r = image_check_features(meta, writable, buf, size);
+    if (r == 0 && overlap) {
+        snprintf(buf, size, "is a clone whose parent is still needed, which "
+                 "is not supported; `rbd flatten' makes it independent");
+        r = -ENOSYS;
+    }
+    return r;
+}
+
+/* Swap @meta (its reference is taken) into the image and all queues. */
+void image_publish(struct pinrbd_image *image, struct image_meta *meta,
+                    uint64_t size, int write_error)
+{
+    struct image_meta *old;
+    uint64_t old_size;
+
+    g_mutex_lock(&image->lock);
+    old = image->meta;
+    old_size = image->queues[0].size;
+    image->meta = meta;
+    for (unsigned i = 0; i < QUEUES; i++) {
+        struct queue *q = &image->queues[i];
+        struct image_meta *q_old;
+
+        g_mutex_lock(&q->lock);
+        q_old = q->meta;
+        q->meta = meta_ref(meta);
+        q->size = size;
+        q->write_error = image->writable ? write_error : -EROFS;
+        g_mutex_unlock(&q->lock);
+        meta_unref(q_old);
+    }
+    g_mutex_unlock(&image->lock);
+
+    if (old && size != old_size) {
+        plog(PINRBD_LOG_INFO, "image '%s': size is %" PRIu64 " bytes now",
+             image->spec, size);
+        if (image->resized) {
+            image->resized(image->opaque);
+        }
+    }
+    meta_unref(old);
+}
+
+/* ---- gates -------------------------------------------------------------- */
+
+static void gate(struct pinrbd_image *image, unsigned set, unsigned clear)
+{
+    struct request *waiting[QUEUES] = { NULL };
+
+    g_mutex_lock(&image->lock);
+    if (image->watch_lost) {
+        clear &= ~GATE_WATCH;
+    }
+    image->gates = (image->gates | set) & ~clear;
+    for (unsigned i = 0; i < QUEUES; i++) {
+        struct queue *q = &image->queues[i];
+
+        g_mutex_lock(&q->lock);
+        q->gates = image->gates;
+        if (!q->gates) {
+            waiting[i] = q->waiting;
+            q->waiting = NULL;
+            q->waiting_end = &q->waiting;
+        }
+        g_mutex_unlock(&q->lock);
+    }
+    g_mutex_unlock(&image->lock);
+
+    for (unsigned i = 0; i < QUEUES; i++) {
+        request_dispatch_list(waiting[i]);
+    }
+}
+
+void image_hold(struct pinrbd_image *image)
+{
+    __atomic_add_fetch(&image->holds, 1, __ATOMIC_RELAXED);
+}
+
+void image_release(struct pinrbd_image *image)
+{
+    g_autoptr(GMutexLocker) locker = g_mutex_locker_new(&image->lock);
+
+    __atomic_sub_fetch(&image->holds, 1, __ATOMIC_RELEASE);
+    g_cond_broadcast(&image->changed);
+}
+
+static unsigned active_writes(struct pinrbd_image *image)
+{
+    unsigned n = 0;
+
+    for (unsigned i = 0; i < QUEUES; i++) {
+        g_mutex_lock(&image->queues[i].lock);
+        n += image->queues[i].n_active_writes;
+        g_mutex_unlock(&image->queues[i].lock);
+    }
+    return n;
+}
+
+void image_drained(struct pinrbd_image *image)
+{
+    uint64_t notify_id = 0;
+    bool ack = false;
+
+    g_mutex_lock(&image->lock);
+    if (image->quiescing && !active_writes(image)) {
+        image->quiescing = false;
+        notify_id = image->quiesce_notify;
+        ack = true;
+    }
+    g_mutex_unlock(&image->lock);
+    if (ack) {
+        watch_ack(&image->watch, notify_id, true);
+    }
+}
+
+/* ---- the end of an image ------------------------------------------------ */
+
+static void resend_parked(struct pinrbd_image *image, int error)
+{
+    struct object_request *o;
+    struct object_request *next;
+
+    g_mutex_lock(&image->lock);
+    o = image->parked;
+    image->parked = NULL;
+    g_mutex_unlock(&image->lock);
+    for (; o; o = next) {
+        next = o->parked_next;
+        object_request_resend(o, error);
+    }
+}
+
+/* All I/O fails with @err from now on; said once. */
+static void kill_image(struct pinrbd_image *image, int err, const char *why)
+{
+    bool first;
+
+    g_mutex_lock(&image->lock);
+    first = !image->dead;
+    if (first) {
+        image->dead = err;
+        for (unsigned i = 0; i < QUEUES; i++) {
+            g_mutex_lock(&image->queues[i].lock);
+            image->queues[i].error = err;
+            g_mutex_unlock(&image->queues[i].lock);
+        }
+    }
+    g_cond_broadcast(&image->changed);
+    g_mutex_unlock(&image->lock);
+
+    if (first) {
+        plog(PINRBD_LOG_ERROR, "image '%s': %s; all I/O fails from now on",
+             image->spec, why);
+    }
+    gate(image, 0, GATE_REFRESH | GATE_WATCH | GATE_QUIESCE);
+    resend_parked(image, err);
+}
+
+void image_fenced(struct pinrbd_image *image)
+{
+    kill_image(image, -ESHUTDOWN, "this client is blocklisted by the cluster");
+}
+
+/* ---- refresh ------------------------------------------------------------ */
+
+static void fetch_done(struct header_fetch *f, int result);
+
+static void fetch_start(struct pinrbd_image *image)
+{
+    g_mutex_lock(&image->lock);
+    image->fetch = (struct header_fetch) {
+        .pool = image->md_pool, .oid = image->header_oid,
+        .read_only = !image->writable, .done = fetch_done, .opaque = image,
+    };
+    image->fetching = true;
+    header_fetch_start(&image->fetch);
+    g_mutex_unlock(&image->lock);
+}
+
+/* Begin a reading unless one that began after the call will be enough. */
+static void refresh_kick(struct pinrbd_image *image)
+{
+    g_mutex_lock(&image->lock);
+    image->refresh_wanted = image->refresh_started + 1;
+    if (image->refreshing || image->closing || image->dead) {
+        g_mutex_unlock(&image->lock);
+        return;
+    }
+    image->refreshing = true;
+    image->refresh_started++;
+    g_mutex_unlock(&image->lock);
+
+    gate(image, GATE_REFRESH, 0);
+    fetch_start(image);
+}
+
+static void retry_fired(struct ptimer *t)
+{
+    struct pinrbd_image *image =
+        (void *)((char *)t - offsetof(struct pinrbd_image, retry));
+    bool go;
+
+    g_mutex_lock(&image->lock);
+    go = !image->closing && !image->dead;
+    if (!go) {
+        image->refreshing = false;
+        g_cond_broadcast(&image->changed);
+    }
+    g_mutex_unlock(&image->lock);
+    if (go) {
+        fetch_start(image);
+    }
+}
+
+static void ack_updates(struct pinrbd_image *image)
+{
+    g_autoptr(GArray) acks = NULL;
+
+    g_mutex_lock(&image->lock);
+    acks = image->acks;
+    image->acks = g_array_new(FALSE, FALSE, sizeof(uint64_t));
+    g_mutex_unlock(&image->lock);
+    for (guint i = 0; i < acks->len; i++) {
+        watch_ack(&image->watch, g_array_index(acks, uint64_t, i), true);
+    }
+}
+
+/* The reading is over, for better or worse; start the next one if wanted. */
+static void refresh_end(struct pinrbd_image *image, int result)
+{
+    bool again;
+
+    g_mutex_lock(&image->lock);
+    image->refresh_done = image->refresh_started;
+    image->refresh_result = result;
+    image->n_refreshes++;
+    again = image->refresh_wanted > image->refresh_started &&
+            !image->closing && !image->dead;
+    if (again) {
+        image->refresh_started++;
+    } else {
+        image->refreshing = false;
+    }
+    image_hold(image);
+    g_cond_broadcast(&image->changed);
+    g_mutex_unlock(&image->lock);
+
+    if (again) {
+        fetch_start(image);
+    } else {
+        gate(image, 0, GATE_REFRESH | GATE_WATCH);
+        ack_updates(image);
+        resend_parked(image, result);
+    }
+    image_release(image);
+}
+
+static void fetch_done(struct header_fetch *f, int result)
+{
+    struct pinrbd_image *image = f->opaque;
+    struct image_meta *meta = g_steal_pointer(&f->meta);
+    const char *what = f->what;
+    char why[400];
+    uint64_t size = 0;
+    bool writable;
+    int judged;
+
+    g_mutex_lock(&image->lock);
+    image->fetching = false;
+    writable = image->writable;
+    g_mutex_unlock(&image->lock);
+    header_fetch_clear(f);
+    if (result == -ECANCELED) {
+        refresh_end(image, result);
+        return;
+    }
+    if (result == -ENOENT) {
+        kill_image(image, result, "its header is gone, the image was removed");
+        refresh_end(image, result);
+        return;
+    }
+    if (result == -ESHUTDOWN) {
+        image_fenced(image);
+        refresh_end(image, result);
+        return;
+    }
+    if (result < 0) {
+        plog(PINRBD_LOG_WARN, "image '%s': cannot read its header again "
+             "(%s); writes are held and it is tried every second",
+             image->spec, what ?: g_strerror(-result));
+        ptimer_arm(&image->retry, RETRY_MS);
+        return;
+    }
+
+    judged = image_judge(image, meta, writable, &size, why, sizeof(why));
+    if (judged == -ENOENT) {
+        meta_unref(meta);
+        kill_image(image, judged, why);
+        refresh_end(image, judged);
+        return;
+    }
+    if (judged < 0) {
+        plog(PINRBD_LOG_ERROR, "image '%s' %s; writes fail from now on",
+             image->spec, why);
+    }
+    image_publish(image, meta, size, judged == -ENOSYS ? -EROFS : judged);
+    refresh_end(image, 0);
+}
+
+/* Read the header in a reading that begins from now on; wait for it. */
+int image_refresh_sync(struct pinrbd_image *image, gint64 deadline_us)
+{
+    uint64_t target;
+    int r;
+
+    g_mutex_lock(&image->lock);
+    target = image->refresh_started + 1;
+    g_mutex_unlock(&image->lock);
+    refresh_kick(image);
+
+    g_mutex_lock(&image->lock);
+    while (image->refresh_done < target && !image->dead) {
+        if (!deadline_us) {
+            g_cond_wait(&image->changed, &image->lock);
+        } else if (!g_cond_wait_until(&image->changed, &image->lock,
+                                      deadline_us)) {
+            break;
+        }
+    }
+    r = image->dead ? image->dead :
+        image->refresh_done < target ? -ETIMEDOUT : image->refresh_result;
+    g_mutex_unlock(&image->lock);
+    return r;
+}
+
+void image_park(struct pinrbd_image *image, struct object_request *o)
+{
+    int dead;
+
+    g_mutex_lock(&image->lock);
+    dead = image->dead;
+    if (!dead) {
+        o->parked_next = image->parked;
+        image->parked = o;
+    }
+    g_mutex_unlock(&image->lock);
+    if (dead) {
+        object_request_resend(o, dead);
+    } else {
+        refresh_kick(image);
+    }
+}
+
+/* ---- messages of other clients ------------------------------------------ */
+
+static void unquiesce(struct pinrbd_image *image)
+{
+    bool was;
+
+    g_mutex_lock(&image->lock);
+    was = image->gates & GATE_QUIESCE;
+    image->quiescing = false;
+    g_mutex_unlock(&image->lock);
+    if (was) {
+        /* The refresh closes its own gate before this one opens. */
+        refresh_kick(image);
+        gate(image, 0, GATE_QUIESCE);
+    }
+}
+
+static void unquiesce_fired(struct ptimer *t)
+{
+    struct pinrbd_image *image =
+        (void *)((char *)t - offsetof(struct pinrbd_image, unquiesce));
+
+    plog(PINRBD_LOG_WARN, "image '%s': writes were held for a snapshot for "
+         "%u s and nobody said that it is done; going on", image->spec,
+         UNQUIESCE_MS / 1000);
+    unquiesce(image);
+}
+
+static void watch_message(void *opaque, unsigned op, uint64_t notify_id)
+{
+    struct pinrbd_image *image = opaque;
+    bool closing;
+
+    g_mutex_lock(&image->lock);
+    closing = image->closing || image->dead;
+    if (!closing && op == NOTIFY_HEADER_UPDATE) {
+        g_array_append_val(image->acks, notify_id);
+    } else if (!closing && op == NOTIFY_QUIESCE) {
+        image->quiescing = true;
+        image->quiesce_notify = notify_id;
+    }
+    g_mutex_unlock(&image->lock);
+
+    if (closing) {
+        watch_ack(&image->watch, notify_id, false);
+    } else if (op == NOTIFY_HEADER_UPDATE) {
+        refresh_kick(image);
+    } else if (op == NOTIFY_QUIESCE) {
+        ptimer_arm(&image->unquiesce, UNQUIESCE_MS);
+        gate(image, GATE_QUIESCE, 0);
+        image_drained(image);
+    } else {
+        watch_ack(&image->watch, notify_id, false);
+        if (op == NOTIFY_UNQUIESCE) {
+            ptimer_cancel(&image->unquiesce);
+            unquiesce(image);
+        }
+    }
+}
+
+static void watch_lost(void *opaque, int err)
+{
+    struct pinrbd_image *image = opaque;
+
+    g_mutex_lock(&image->lock);
+    image->watch_lost = true;
+    g_mutex_unlock(&image->lock);
+    plog(PINRBD_LOG_WARN, "image '%s': the watch on its header is lost (%s); "
+         "writes are held until it is registered again", image->spec,
+         g_strerror(-err));
+    gate(image, GATE_WATCH, 0);
+}
+
+static void watch_regained(void *opaque)
+{
+    struct pinrbd_image *image = opaque;
+
+    g_mutex_lock(&image->lock);
+    image->watch_lost = false;
+    g_mutex_unlock(&image->lock);
+    plog(PINRBD_LOG_WARN, "image '%s': the watch on its header is registered "
+         "again", image->spec);
+    refresh_kick(image);        /* opens the gate when it is done */
+}
+
+static void watch_gone(void *opaque, int err)
+{
+    struct pinrbd_image *image = opaque;
+
+    if (err == -ESHUTDOWN) {
+        image_fenced(image);
+    } else {
+        kill_image(image, err, "its header is gone, the image was removed");
+    }
+}
+
+/* ---- watchdog ----------------------------------------------------------- */
+
+static void tick_fired(struct ptimer *t)
+{
+    struct pinrbd_image *image =
+        (void *)((char *)t - offsetof(struct pinrbd_image, tick));
+    unsigned n, kind = 0, held_back;
+    uint64_t off = 0, len = 0;
+    unsigned gates;
+    gint64 age_us = request_oldest(image->queues, &n, &kind, &off, &len);
+
+    if (age_us / 1000 >= SLOW_MS &&
+        plog_limit_pass(&image->slow_limit, SLOW_EVERY_MS, &held_back)) {
+        g_mutex_lock(&image->lock);
+        gates = image->gates;
+        g_mutex_unlock(&image->lock);
+        plog(PINRBD_LOG_WARN, "image '%s': %u requests wait, the oldest (%s "
+             "of %" PRIu64 " bytes at %" PRIu64 ") for %" PRIu64 " s; %s",
+             image->spec, n, request_kind_name(kind), len, off,
+             (uint64_t)age_us / 1000000,
+             gates & GATE_WATCH ? "writes are held without a watch" :
+             gates & GATE_REFRESH ? "writes are held while the header is read"
+             : gates & GATE_QUIESCE ? "writes are held for a snapshot" :
+             "the OSDs have not answered");
+    }
+    watch_poll(&image->watch);
+    ptimer_arm(&image->tick, TICK_MS);
+}
+
+
+/* ---- set-up ------------------------------------------------------------ */
+
+void image_follow_init(struct pinrbd_image *image)
+{
+    image->retry.fire = retry_fired;
+    image->tick.fire = tick_fired;
+    image->unquiesce.fire = unquiesce_fired;
+    image->watch.message = watch_message;
+    image->watch.lost = watch_lost;
+    image->watch.regained = watch_regained;
+    image->watch.gone = watch_gone;
+    image->watch.oid = image->header_oid;
+    image->watch.opaque = image;
+    watch_init(&image->watch);
+}
+
+void image_follow_start(struct pinrbd_image *image)
+{
+    ptimer_arm(&image->tick, TICK_MS);
+}
