@@ -12,15 +12,13 @@
  * it.  If it fails they look again, and the next of them tries for itself: its
  * error is then its own.  An entry leaves the registry with its last user, and
  * before the connection is shut down: an open that comes meanwhile connects
- * anew.
+ * anew.  A fenced connection leaves at once, it would be of no use to others.
  */
 #include "cluster.h"
 
-#include <errno.h>
 #include <glib.h>
-#include <string.h>
 
-#include "log.h"
+#include "args.h"
 
 static GMutex lock;
 static GCond changed;               /* an entry has connected, or is gone */
@@ -114,14 +112,10 @@ int pinrbd_cluster_open(const struct pinrbd_cluster_options *o,
                         struct pinrbd_cluster **ret,
                         struct pinrbd_error *reterr)
 {
-    struct pinrbd_cluster_options all = { 0 };
+    struct pinrbd_cluster_options all;
+    int r = args_take("pinrbd_cluster_options", o, &all, sizeof(all), reterr);
 
-    if (o->size < sizeof(o->size) || o->size > sizeof(all)) {
-        return perror_set(reterr, -EINVAL, "pinrbd_cluster_options has size "
-                          "%zu, this library knows %zu", o->size, sizeof(all));
-    }
-    memcpy(&all, o, o->size);
-    return cluster_open(&rados_librados, &all, ret, reterr);
+    return r < 0 ? r : cluster_open(&rados_librados, &all, ret, reterr);
 }
 
 struct pinrbd_cluster *cluster_ref(struct pinrbd_cluster *cluster)
@@ -130,6 +124,16 @@ struct pinrbd_cluster *cluster_ref(struct pinrbd_cluster *cluster)
 
     cluster->refs++;
     return cluster;
+}
+
+void cluster_retire(struct pinrbd_cluster *cluster)
+{
+    g_autoptr(GMutexLocker) locker = g_mutex_locker_new(&lock);
+
+    if (cluster->shared) {
+        cluster->shared = false;
+        g_hash_table_remove(registry, cluster->identity);
+    }
 }
 
 void pinrbd_cluster_close(struct pinrbd_cluster *cluster)

@@ -22,6 +22,9 @@ int cluster_open(const struct rados_transport *t,
 
 struct pinrbd_cluster *cluster_ref(struct pinrbd_cluster *cluster);
 
+/* Blocklisted: later opens with the same settings get another connection. */
+void cluster_retire(struct pinrbd_cluster *cluster);
+
 /* client_mount_timeout of the connection in milliseconds; 0: no limit. */
 unsigned cluster_mount_timeout_ms(struct pinrbd_cluster *cluster);
 

@@ -21,15 +21,15 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "args.h"
 #include "codec.h"
+#include "options.h"
 #include "rados_sync.h"
 #include "request.h"
 
 #define CLOSE_TIMEOUT_MS 10000
 #define NOTIFY_TIMEOUT_MS 5000  /* as librbd */
 #define MAX_RESIZE_TRIES 10
-
-#define PIN_THRESHOLD_DEFAULT 4096
 
 static gint64 control_deadline(struct pinrbd_image *image)
 {
@@ -202,7 +202,7 @@ static void image_free(struct pinrbd_image *image)
     g_mutex_clear(&image->control);
     g_mutex_clear(&image->lock);
     g_cond_clear(&image->changed);
-    g_free(image->settings.stats_file);
+    pinrbd_settings_free(image->settings);
     g_free(image->spec);
     free(image);
 }
@@ -221,12 +221,39 @@ static void image_abandon(struct pinrbd_image *image)
          image->spec);
 }
 
+/*
+ * Stop what follows the image, in the order in which one thing needs another:
+ * the watch, a refresh (a retry that is armed sees `closing' and ends it), the
+ * last thread that is still leaving.
+ */
+static void image_end(struct pinrbd_image *image)
+{
+    ptimer_cancel(&image->tick);
+    g_mutex_lock(&image->lock);
+    image->closing = true;
+    g_mutex_unlock(&image->lock);
+    if (watch_stop(&image->watch, deadline_after(CLOSE_TIMEOUT_MS)) < 0) {
+        image_abandon(image);
+        return;
+    }
+
+    g_mutex_lock(&image->lock);
+    while (image->refreshing ||
+           __atomic_load_n(&image->holds, __ATOMIC_ACQUIRE)) {
+        gint64 poll_us = g_get_monotonic_time() + 100 * 1000;
+
+        if (!g_cond_wait_until(&image->changed, &image->lock, poll_us) &&
+            image->fetching) {
+            header_fetch_cancel(&image->fetch);
+        }
+    }
+    g_mutex_unlock(&image->lock);
+    image_free(image);
+}
+
 static struct pinrbd_image *image_new(struct pinrbd_cluster *cluster,
                                       const struct pinrbd_image_options *o)
 {
-    static const struct pinrbd_settings standard = {
-        .pin_threshold = PIN_THRESHOLD_DEFAULT,
-    };
     struct pinrbd_image *image;
     const char *ns = o->ns && o->ns[0] ? o->ns : NULL;
 
@@ -235,8 +262,7 @@ static struct pinrbd_image *image_new(struct pinrbd_cluster *cluster,
     }
     memset(image, 0, sizeof(*image));
     image->cluster = cluster_ref(cluster);
-    image->settings = o->settings ? *o->settings : standard;
-    image->settings.stats_file = g_strdup(image->settings.stats_file);
+    image->settings = settings_dup(o->settings);
     image->spec = g_strconcat(o->pool, "/", ns ?: "", ns ? "/" : "",
                               o->image ?: o->image_id,
                               o->snapshot ? "@" : "", o->snapshot ?: "",
@@ -324,42 +350,42 @@ static int image_load(struct pinrbd_image *image,
     return 0;
 }
 
-int pinrbd_image_open(struct pinrbd_cluster *cluster,
+static int image_open(struct pinrbd_cluster *cluster,
                       const struct pinrbd_image_options *o,
                       struct pinrbd_image **ret, struct pinrbd_error *reterr)
 {
-    struct pinrbd_image *image;
+    struct pinrbd_image *image = image_new(cluster, o);
     int r;
 
-    if (!o->pool || !o->pool[0] || (!o->image && !o->image_id) ||
-        (o->image && !o->image[0])) {
-        return perror_set(reterr, -EINVAL, "a pool and an image are needed");
-    }
-    image = image_new(cluster, o);
     if (!image) {
         return perror_set(reterr, -ENOMEM, "no memory for an image");
     }
     image->writable = !o->read_only && !o->snapshot && !o->inactive;
     r = image_load(image, o, reterr);
     if (r < 0) {
-        g_mutex_lock(&image->lock);
-        image->closing = true;
-        g_mutex_unlock(&image->lock);
-        if (watch_stop(&image->watch, deadline_after(CLOSE_TIMEOUT_MS)) < 0) {
-            image_abandon(image);
-            return r;
-        }
-        g_mutex_lock(&image->lock);
-        while (image->refreshing) {
-            g_cond_wait(&image->changed, &image->lock);
-        }
-        g_mutex_unlock(&image->lock);
-        image_free(image);
+        image_end(image);
         return r;
     }
     image_follow_start(image);
     *ret = image;
     return 0;
+}
+
+int pinrbd_image_open(struct pinrbd_cluster *cluster,
+                      const struct pinrbd_image_options *o,
+                      struct pinrbd_image **ret, struct pinrbd_error *reterr)
+{
+    struct pinrbd_image_options all;
+    int r = args_take("pinrbd_image_options", o, &all, sizeof(all), reterr);
+
+    if (r < 0) {
+        return r;
+    }
+    if (!all.pool || !all.pool[0] || (!all.image && !all.image_id) ||
+        (all.image && !all.image[0])) {
+        return perror_set(reterr, -EINVAL, "a pool and an image are needed");
+    }
+    return image_open(cluster, &all, ret, reterr);
 }
 
 /* ---- close -------------------------------------------------------------- */
@@ -384,29 +410,7 @@ void pinrbd_image_close(struct pinrbd_image *image)
         return;
     }
     wait_idle(image, false);
-    ptimer_cancel(&image->tick);
-
-    g_mutex_lock(&image->lock);
-    image->closing = true;
-    g_mutex_unlock(&image->lock);
-    if (watch_stop(&image->watch, deadline_after(CLOSE_TIMEOUT_MS)) < 0) {
-        image_abandon(image);
-        return;
-    }
-
-    /* A retry that is armed ends the refresh by itself, it sees `closing'. */
-    g_mutex_lock(&image->lock);
-    while (image->refreshing ||
-           __atomic_load_n(&image->holds, __ATOMIC_ACQUIRE)) {
-        gint64 poll_us = g_get_monotonic_time() + 100 * 1000;
-
-        if (!g_cond_wait_until(&image->changed, &image->lock, poll_us) &&
-            image->fetching) {
-            header_fetch_cancel(&image->fetch);
-        }
-    }
-    g_mutex_unlock(&image->lock);
-    image_free(image);
+    image_end(image);
 }
 
 /* ---- control ------------------------------------------------------------ */

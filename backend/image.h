@@ -22,7 +22,7 @@ struct pinrbd_image {
     struct pinrbd_cluster *cluster;
     struct rados_pool *md_pool;     /* header; head revision */
     struct rados_pool *data_pool;   /* data; the opened revision */
-    struct pinrbd_settings settings;
+    struct pinrbd_settings *settings;   /* a copy */
     struct layout layout;
     uint64_t snap_id;               /* RADOS_NOSNAP: the head */
     int64_t data_pool_id;

@@ -14,6 +14,7 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "args.h"
 #include "cluster.h"
 #include "codec.h"
 #include "log.h"
@@ -227,10 +228,14 @@ int pinrbd_image_create(struct pinrbd_cluster *cluster,
 {
     const struct rados_transport *t = cluster->conn->t;
     g_autofree struct creation *c = g_new0(struct creation, 1);
+    struct pinrbd_create_options all;
     struct rados_pool *data_pool;
-    int r;
+    int r = args_take("pinrbd_create_options", o, &all, sizeof(all), reterr);
 
-    c->o = o;
+    if (r < 0) {
+        return r;
+    }
+    o = c->o = &all;
     c->data_pool_id = -1;
     c->deadline_us = deadline_after(cluster_mount_timeout_ms(cluster));
     r = check_options(c, reterr);

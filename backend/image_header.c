@@ -299,6 +299,9 @@ static void send(struct header_fetch *f, unsigned n_steps)
         .done = fetch_op_done, .opaque = f,
     };
     rados_submit(f->pool, &f->op);
+    if (f->cancelled) {
+        rados_cancel(f->pool, &f->op);
+    }
 }
 
 static void send_batch(struct header_fetch *f)
@@ -403,7 +406,7 @@ static void advance(struct header_fetch *f)
     rados_op_done_with(f->pool, &f->op);
 
     g_mutex_lock(&f->lock);
-    if (r == 0 && f->cancelled) {
+    if (f->cancelled) {
         r = -ECANCELED;
     }
     g_mutex_unlock(&f->lock);

@@ -311,6 +311,7 @@ static void kill_image(struct pinrbd_image *image, int err, const char *why)
 
 void image_fenced(struct pinrbd_image *image)
 {
+    cluster_retire(image->cluster);
     kill_image(image, -ESHUTDOWN, "this client is blocklisted by the cluster");
 }
 

@@ -74,7 +74,7 @@ static void build_read(struct object_request *o)
 static void build_write(struct object_request *o,
                         const struct pinrbd_image *image)
 {
-    const struct pinrbd_settings *set = &image->settings;
+    const struct pinrbd_settings *set = image->settings;
     bool whole = o->len == image->layout.object_size;
     struct rados_step *s;
 

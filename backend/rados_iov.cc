@@ -23,6 +23,7 @@
  * Slots are built in the op's private memory, and in one heap block only for
  * an op with more of them than fit.  No exception leaves this file.
  */
+#include <algorithm>
 #include <cerrno>
 #include <climits>
 #include <cstring>

@@ -30,6 +30,11 @@
  * lifted: what is in flight is bounded by the guest's queues, and pinned
  * payload takes no memory.
  *
+ * Callbacks of a watch run on another librados thread than `started': a notify
+ * may be reported while, or even before, started(0) is.  The cookie is valid by
+ * then.  A start that fails and a stop report only after librados has drained
+ * its callbacks.
+ *
  * Settings come, in this order, from the file (or the default places, by
  * librados), CEPH_ARGS (librados, by itself) and the caller's options.
  */

@@ -233,7 +233,10 @@ static int map_locked(struct queue *q, struct request *r,
     return 0;
 }
 
-/* As librbd: a discard loses what is smaller than the granularity. */
+/*
+ * As librbd: a discard loses what is smaller than the granularity, but not at
+ * the end of an object that is no larger than it.
+ */
 static void round_discard_locked(struct queue *q, struct request *r,
                                  const struct layout *l)
 {
@@ -245,6 +248,10 @@ static void round_discard_locked(struct queue *q, struct request *r,
         uint64_t start = (o->off + g - 1) / g * g;
         uint64_t end = (o->off + o->len) / g * g;
 
+        if (g == l->object_size && end == l->object_size) {
+            p = &o->next;
+            continue;
+        }
         if (start < end) {
             o->off = start;
             o->len = end - start;
@@ -288,9 +295,10 @@ static void wait_locked(struct queue *q, struct request *r)
     q->waiting_end = &r->next;
 }
 
-static void finish(struct request *r);
+static void finish(struct request *r, int *ret_result);
 
-static void send_objects(struct request *r)
+/* True: all are answered already, and finish() is up to the caller. */
+static bool send_objects(struct request *r)
 {
     struct object_request *o;
     struct object_request *next;
@@ -304,7 +312,7 @@ static void send_objects(struct request *r)
         next = o->next;
         object_request_send(o);
     }
-    request_object_done(r, 0);
+    return __atomic_sub_fetch(&r->pending, 1, __ATOMIC_ACQ_REL) == 0;
 }
 
 void request_object_done(struct request *r, int result)
@@ -316,7 +324,7 @@ void request_object_done(struct request *r, int result)
                                     __ATOMIC_RELAXED, __ATOMIC_RELAXED);
     }
     if (__atomic_sub_fetch(&r->pending, 1, __ATOMIC_ACQ_REL) == 0) {
-        finish(r);
+        finish(r, NULL);
     }
 }
 
@@ -337,9 +345,9 @@ void request_dispatch_list(struct request *r)
         g_mutex_unlock(&r->queue->lock);
         if (ret < 0) {
             r->result = ret;
-            finish(r);
-        } else {
-            send_objects(r);
+        }
+        if (ret < 0 || send_objects(r)) {
+            finish(r, NULL);
         }
         r = next;
     }
@@ -370,7 +378,7 @@ static void count_locked(struct queue *q, struct request *r)
             c->read_copied_bytes += o->op.copied_bytes;
         } else if (r->kind == REQUEST_WRITE) {
             c->pinned_bytes += o->op.pinned_bytes;
-            if (r->image->settings.pin == PINRBD_PIN_NEVER) {
+            if (r->image->settings->pin == PINRBD_PIN_NEVER) {
                 c->copied_never_bytes += o->op.copied_bytes;
             } else {
                 c->copied_small_bytes += o->op.copied_bytes;
@@ -420,7 +428,8 @@ static void flushes_step(struct flush_wait *f)
     }
 }
 
-static void finish(struct request *r)
+/* With @ret_result a submit tells its caller; there is no callback then. */
+static void finish(struct request *r, int *ret_result)
 {
     struct pinrbd_image *image = r->image;
     struct queue *q = r->queue;
@@ -453,7 +462,11 @@ static void finish(struct request *r)
     request_free_locked(q, r);
     g_mutex_unlock(&q->lock);
 
-    done(opaque, result);
+    if (ret_result) {
+        *ret_result = result;
+    } else {
+        done(opaque, result);
+    }
     flushes_step(ready);
     if (drained) {
         image_drained(image);
@@ -529,7 +542,10 @@ static int submit(struct pinrbd_image *image, enum request_kind kind,
     start_locked(q, r);
     g_mutex_unlock(&q->lock);
 
-    send_objects(r);
+    if (send_objects(r)) {
+        finish(r, ret_result);
+        return 1;
+    }
     return 0;
 }
 

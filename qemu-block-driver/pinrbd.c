@@ -604,7 +604,6 @@ static int coroutine_fn disk_truncate(BlockDriverState *bs, int64_t offset,
     struct image_job job = {
         .image = d->image,
         .size = offset,
-        .flags = exact ? 0 : PINRBD_RESIZE_GROW_ONLY,
     };
     int ret;
 
@@ -614,6 +613,10 @@ static int coroutine_fn disk_truncate(BlockDriverState *bs, int64_t offset,
         return -ENOTSUP;
     }
     qemu_co_mutex_lock(&d->resize_lock);
+    if (!exact && (uint64_t)offset >= qatomic_read(&d->told_size)) {
+        /* "at least": not meant to cut what another client has added */
+        job.flags = PINRBD_RESIZE_GROW_ONLY;
+    }
     ret = pinrbd_run_blocking(bs, resize_job, &job);
     if (ret == 0) {
         qatomic_set(&d->told_size, pinrbd_image_size(d->image));

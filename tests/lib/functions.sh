@@ -200,6 +200,13 @@ stock() { (unset QEMU_MODULE_DIR; "$@"); }
 
 boot() { "$top/tests/guest/boot" "$@"; }
 
+# qemu_python [ARGUMENTS]: run the Python program on stdin, with the bindings
+# of Ceph and with tests/lib/qemu.py to import.
+qemu_python() {
+    build=$build tmp=$tmp PYTHONPATH=$top/tests/lib PYTHONDONTWRITEBYTECODE=1 \
+        /usr/bin/python3 - "$@"
+}
+
 # background VARIABLE [ours|stock] PROGRAM...: start it, its process id in
 # VARIABLE; it is killed at the end of the test if it still runs.
 background() {
