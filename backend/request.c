@@ -268,6 +268,11 @@ static void round_discard_locked(struct queue *q, struct request *r,
 
 /* ---- dispatch ---------------------------------------------------------- */
 
+static bool beyond_locked(const struct queue *q, const struct request *r)
+{
+    return r->len > q->size || r->off > q->size - r->len;
+}
+
 /* May the request go to the OSDs now?  Then it takes the present metadata. */
 static int admit_locked(struct queue *q, struct request *r)
 {
@@ -277,7 +282,7 @@ static int admit_locked(struct queue *q, struct request *r)
     if (kind_writes(r->kind) && q->write_error) {
         return q->write_error;
     }
-    if (r->len > q->size || r->off > q->size - r->len) {
+    if (beyond_locked(q, r)) {
         return -EINVAL;
     }
     r->meta = meta_ref(q->meta);
@@ -515,7 +520,9 @@ static int submit(struct pinrbd_image *image, enum request_kind kind,
     r->done = done;
     r->opaque = opaque;
 
-    ret = map_locked(q, r, &image->layout, iov, n_iov);
+    /* Before it is mapped: a length out of bounds has too many objects. */
+    ret = beyond_locked(q, r) ? -EINVAL
+                              : map_locked(q, r, &image->layout, iov, n_iov);
     if (ret == 0 && kind == REQUEST_DISCARD) {
         round_discard_locked(q, r, &image->layout);
     }

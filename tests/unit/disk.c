@@ -12,8 +12,6 @@
 #include "disk.h"
 #include "fake_timer.h"
 
-#pragma weak fake_clock_advance
-
 static __thread bool submitting;
 
 static void resized(void *opaque)
@@ -38,25 +36,27 @@ void disk_init(struct disk *d, uint64_t size, uint8_t order)
     fake_log_clear();
 }
 
+int disk_call(struct disk *d, int (*fn)(struct disk *d))
+{
+    struct background b;
+
+    background_start(&b, d, fn);
+    return background_drive(&b);
+}
+
 int disk_open(struct disk *d)
 {
-    int r;
-
-    fake_workers(1);
-    r = do_open(d);
-    fake_workers(0);
-    return r;
+    return disk_call(d, do_open);
 }
 
 void disk_close(struct disk *d)
 {
-    fake_workers(1);
-    do_close(d);
-    fake_workers(0);
+    disk_call(d, do_close);
 }
 
 void disk_finish(struct disk *d)
 {
+    fake_faults_clear();
     disk_close(d);
     pinrbd_cluster_close(d->cluster);
     fake_stop();
@@ -140,12 +140,12 @@ static void io_over(void *opaque, int result)
     __atomic_add_fetch(&io->n_done, 1, __ATOMIC_RELEASE);
 }
 
-static void settle(struct io *io, int submitted, int result)
+static void settle(struct io *io, int submitted, const int *result)
 {
     submitting = false;
     if (submitted) {
         assert_int_equal(submitted, 1);
-        io->result = result;
+        io->result = *result;
         io->at_once = true;
         __atomic_add_fetch(&io->n_done, 1, __ATOMIC_RELEASE);
     }
@@ -204,7 +204,7 @@ void io_read_iov(struct disk *d, struct io *io, uint64_t off, uint64_t len,
 
     begin(io);
     settle(io, pinrbd_read(d->image, off, len, lent, n_iov, io_over, io,
-                           &result), result);
+                           &result), &result);
     unlend_iov(lent, n_iov);
 }
 
@@ -216,7 +216,7 @@ void io_write_iov(struct disk *d, struct io *io, uint64_t off, uint64_t len,
 
     begin(io);
     settle(io, pinrbd_write(d->image, off, len, lent, n_iov, io_over, io,
-                            &result), result);
+                            &result), &result);
     unlend_iov(lent, n_iov);
 }
 
@@ -236,8 +236,7 @@ void io_discard(struct disk *d, struct io *io, uint64_t off, uint64_t len)
 
     memset(io, 0, sizeof(*io));
     begin(io);
-    settle(io, pinrbd_discard(d->image, off, len, io_over, io, &result),
-           result);
+    settle(io, pinrbd_discard(d->image, off, len, io_over, io, &result), &result);
 }
 
 void io_zeroes(struct disk *d, struct io *io, uint64_t off, uint64_t len,
@@ -248,7 +247,7 @@ void io_zeroes(struct disk *d, struct io *io, uint64_t off, uint64_t len,
     memset(io, 0, sizeof(*io));
     begin(io);
     settle(io, pinrbd_write_zeroes(d->image, off, len, flags, io_over, io,
-                                   &result), result);
+                                   &result), &result);
 }
 
 void io_flush(struct disk *d, struct io *io)
@@ -257,7 +256,7 @@ void io_flush(struct disk *d, struct io *io)
 
     memset(io, 0, sizeof(*io));
     begin(io);
-    settle(io, pinrbd_flush(d->image, io_over, io, &result), result);
+    settle(io, pinrbd_flush(d->image, io_over, io, &result), &result);
 }
 
 unsigned io_done(const struct io *io)

@@ -24,9 +24,10 @@ struct disk {
  */
 void disk_init(struct disk *d, uint64_t size, uint8_t order);
 /*
- * Control calls with one worker that answers them, then back to the mode
- * before.
+ * A control call on another thread, while this one runs queue and clock until
+ * it is over.
  */
+int disk_call(struct disk *d, int (*fn)(struct disk *d));
 int disk_open(struct disk *d);
 void disk_close(struct disk *d);        /* takes a disk that is not open */
 /* Close, and everything else goes too. */
@@ -44,7 +45,7 @@ void background_start(struct background *b, struct disk *d,
                       int (*fn)(struct disk *d));
 bool background_over(struct background *b);
 int background_join(struct background *b);
-/* Let clock and queue run until it is over (needs the fake clock). */
+/* Let clock and queue run until it is over. */
 int background_drive(struct background *b);
 
 int do_refresh(struct disk *d);

@@ -2,10 +2,10 @@
 /*
  * The librados transport and the cluster registry against a real cluster.
  *
- *     CEPH_CONF=FILE transport-test POOL [OSD_PID [NAME...]]
+ *     CEPH_CONF=FILE transport_test POOL [OSD_PID [NAME...]]
  *
  * POOL is one of replicated, self-managed snapshots; objects of it that start
- * with "transport-test." are overwritten and left behind.  Given the process
+ * with "transport_test." are overwritten and left behind.  Given the process
  * id of the cluster's only OSD ("-": none), the test also stops that process
  * for a moment, to see a payload that librados holds on to after the op was
  * cancelled.  NAMEs restrict the run to these tests.
@@ -31,7 +31,7 @@
 #include "rados_op.h"
 
 #define MIB             (1024u * 1024u)
-#define PREFIX          "transport-test."
+#define PREFIX          "transport_test."
 
 static const char *conf;
 static const char *pool_name;
@@ -450,7 +450,7 @@ static void test_class_call(void)
     penc_u64(&e, 12345678);
     penc_u8(&e, 22);
     penc_u64(&e, 1);
-    penc_string(&e, "rbd_data.transport-test");
+    penc_string(&e, "rbd_data.transport_test");
     penc_u64(&e, (uint64_t)-1);
     create_iov[1].iov_len = penc_len(&e) - 9;
     penc_init(&e, head_in, 8);
@@ -471,7 +471,7 @@ static void test_class_call(void)
     CHECK(pdec_ok(&d) && pdec_left(&d) == 0);
     pdec_init(&d, get[1].out.data, get[1].out.len);
     pdec_text(&d, prefix, sizeof(prefix));
-    CHECK(pdec_ok(&d) && strcmp(prefix, "rbd_data.transport-test") == 0);
+    CHECK(pdec_ok(&d) && strcmp(prefix, "rbd_data.transport_test") == 0);
     CHECK_EQ(get[2].rval, 0);
     rados_op_done_with(pool, &t.op);
     rados_op_done_with(pool, &t.op);    /* twice does no harm */
@@ -1001,7 +1001,7 @@ static void test_identity(void)
 {
     static const char *const key1 = "AQDhoKVnAAAAABAAnB8YzV4ZQ5vYbnmQfH5Zqg==";
     static const char *const key2 = "AQDhoKVnAAAAABAAnB8YzV4ZQ5vYbnmQfH5ZqA==";
-    g_autofree char *dir = g_dir_make_tmp("transport-test.XXXXXX", NULL);
+    g_autofree char *dir = g_dir_make_tmp("transport_test.XXXXXX", NULL);
     g_autofree char *noise = write_conf(dir, "noise",
         "; a comment\n", "\n[pinrbd]\npin = never\n"
         "[mon.z]\ndebug mon = 3\n[osd]\nosd data = /x\n# end\n"
@@ -1012,7 +1012,7 @@ static void test_identity(void)
     g_autofree char *mine = write_conf(dir, "mine", "",
         "\n[client.admin]\nrados_osd op_timeout = 1000\n");
     g_autofree char *cctid = write_conf(dir, "cctid", "",
-        "\n[client]\nadmin socket = /tmp/transport-test.$pid.$cctid.asok\n");
+        "\n[client]\nadmin socket = /tmp/transport_test.$pid.$cctid.asok\n");
     struct { const char *path, *user, *key, *value; char *text; } t[] = {
         { plain, NULL, NULL, NULL, NULL },
         { noise, "admin", NULL, NULL, NULL },
@@ -1245,7 +1245,7 @@ int main(int argc, char **argv)
     setvbuf(stdout, NULL, _IOLBF, 0);
     conf = getenv("CEPH_CONF");
     if (!conf || argc < 2) {
-        fprintf(stderr, "usage: CEPH_CONF=FILE transport-test POOL "
+        fprintf(stderr, "usage: CEPH_CONF=FILE transport_test POOL "
                 "[OSD_PID [NAME...]]\n");
         return 1;
     }
