@@ -51,7 +51,19 @@ static int fail_errno(struct pinrbd_image *image, int code,
                       g_strerror(-code));
 }
 
-/* The id behind @name; the error tells a format 1 image from none. */
+static bool object_missing(struct pinrbd_image *image, const char *oid,
+                           gint64 deadline_us)
+{
+    struct rados_step stat = { .kind = RADOS_STAT };
+    struct rados_op op = { .oid = oid, .steps = &stat, .n_steps = 1 };
+
+    return rados_op_sync(image->md_pool, &op, deadline_us) == -ENOENT;
+}
+
+/*
+ * The id behind @name.  The error tells a format 1 image from none, and an
+ * image from a namespace: those have a directory from the start.
+ */
 static int find_id(struct pinrbd_image *image, const char *name,
                    gint64 deadline_us, struct pinrbd_error *reterr)
 {
@@ -77,6 +89,10 @@ static int find_id(struct pinrbd_image *image, const char *name,
                rados_op_sync(image->md_pool, &v1, deadline_us) == 0) {
         r = fail_open(image, -ENOTSUP, reterr, "has format 1, which is not "
                       "supported; `rbd migration' makes it format 2");
+    } else if (r == -ENOENT && image->md_pool->ns[0] &&
+               object_missing(image, "rbd_directory", deadline_us)) {
+        perror_set(reterr, r, "image '%s': namespace '%s' does not exist",
+                   image->spec, image->md_pool->ns);
     } else if (r == -ENOENT) {
         fail_open(image, r, reterr, "does not exist");
     } else {
@@ -346,7 +362,7 @@ static int image_load(struct pinrbd_image *image,
     image->oid_prefix_len = snprintf(image->oid_prefix,
                                      sizeof(image->oid_prefix), "%s.",
                                      meta->object_prefix);
-    image_publish(image, meta, size, 0);
+    (void)image_publish(image, meta, size, 0);
     return 0;
 }
 
@@ -457,6 +473,7 @@ int pinrbd_image_activate(struct pinrbd_image *image,
         return fail_open(image, -EROFS, reterr, "is a snapshot and cannot be "
                          "written");
     }
+    image_watch_anew(image);
     r = start_watch(image, deadline_us, reterr);
     if (r < 0) {
         return r;
@@ -474,8 +491,11 @@ int pinrbd_image_activate(struct pinrbd_image *image,
         return r;
     }
     set_writable(image, true, -EROFS);
-    image_publish(image, meta, size, 0);
-    return 0;
+    if (!image_publish(image, meta, size, 0)) {
+        r = image_refresh_sync(image, deadline_us);     /* to be judged anew */
+    }
+    return r < 0 ? fail_errno(image, r, reterr, "cannot read its header again")
+                 : 0;
 }
 
 int pinrbd_image_inactivate(struct pinrbd_image *image,

@@ -84,6 +84,8 @@ void image_drained(struct pinrbd_image *image);
 /* The timers and the watch's callbacks; start after a successful open. */
 void image_follow_init(struct pinrbd_image *image);
 void image_follow_start(struct pinrbd_image *image);
+/* Nothing is watched now; a watch that was lost before does not count. */
+void image_watch_anew(struct pinrbd_image *image);
 
 /*
  * Read the header in a reading that begins from now on, wait for its end, and
@@ -97,8 +99,11 @@ int image_refresh_sync(struct pinrbd_image *image, gint64 deadline_us);
  */
 int image_judge(struct pinrbd_image *image, const struct image_meta *meta,
                 bool writable, uint64_t *ret_size, char *buf, size_t size);
-/* Use @meta, whose reference is taken, from now on. */
-void image_publish(struct pinrbd_image *image, struct image_meta *meta,
+/*
+ * Use @meta, whose reference is taken, from now on.  False: a newer one is in
+ * use already.
+ */
+bool image_publish(struct pinrbd_image *image, struct image_meta *meta,
                    uint64_t size, int write_error);
 
 /*

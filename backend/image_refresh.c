@@ -160,14 +160,19 @@ int image_judge(struct pinrbd_image *image, const struct image_meta *meta,
 }
 
 /* Swap @meta (its reference is taken) into the image and all queues. */
-void image_publish(struct pinrbd_image *image, struct image_meta *meta,
-                    uint64_t size, int write_error)
+bool image_publish(struct pinrbd_image *image, struct image_meta *meta,
+                   uint64_t size, int write_error)
 {
     struct image_meta *old;
     uint64_t old_size;
 
     g_mutex_lock(&image->lock);
     old = image->meta;
+    if (old && old->version > meta->version) {
+        g_mutex_unlock(&image->lock);
+        meta_unref(meta);
+        return false;
+    }
     old_size = image->queues[0].size;
     image->meta = meta;
     for (unsigned i = 0; i < QUEUES; i++) {
@@ -192,16 +197,19 @@ void image_publish(struct pinrbd_image *image, struct image_meta *meta,
         }
     }
     meta_unref(old);
+    return true;
 }
 
 /* ---- gates -------------------------------------------------------------- */
 
-static void gate(struct pinrbd_image *image, unsigned set, unsigned clear)
+/* The writes that may go now are added to @waiting, for dispatch(). */
+static void gate_locked(struct pinrbd_image *image, unsigned set,
+                        unsigned clear, struct request *waiting[QUEUES])
 {
-    struct request *waiting[QUEUES] = { NULL };
-
-    g_mutex_lock(&image->lock);
-    if (image->watch_lost) {
+    if (image->dead) {
+        set = 0;                /* nothing waits any more, all fails */
+        clear = ~0u;
+    } else if (image->watch_lost) {
         clear &= ~GATE_WATCH;
     }
     image->gates = (image->gates | set) & ~clear;
@@ -217,11 +225,23 @@ static void gate(struct pinrbd_image *image, unsigned set, unsigned clear)
         }
         g_mutex_unlock(&q->lock);
     }
-    g_mutex_unlock(&image->lock);
+}
 
+static void dispatch(struct request *waiting[QUEUES])
+{
     for (unsigned i = 0; i < QUEUES; i++) {
         request_dispatch_list(waiting[i]);
     }
+}
+
+static void gate(struct pinrbd_image *image, unsigned set, unsigned clear)
+{
+    struct request *waiting[QUEUES] = { NULL };
+
+    g_mutex_lock(&image->lock);
+    gate_locked(image, set, clear, waiting);
+    g_mutex_unlock(&image->lock);
+    dispatch(waiting);
 }
 
 void image_hold(struct pinrbd_image *image)
@@ -366,22 +386,11 @@ static void retry_fired(struct ptimer *t)
     }
 }
 
-static void ack_updates(struct pinrbd_image *image)
-{
-    g_autoptr(GArray) acks = NULL;
-
-    g_mutex_lock(&image->lock);
-    acks = image->acks;
-    image->acks = g_array_new(FALSE, FALSE, sizeof(uint64_t));
-    g_mutex_unlock(&image->lock);
-    for (guint i = 0; i < acks->len; i++) {
-        watch_ack(&image->watch, g_array_index(acks, uint64_t, i), true);
-    }
-}
-
 /* The reading is over, for better or worse; start the next one if wanted. */
 static void refresh_end(struct pinrbd_image *image, int result)
 {
+    struct request *waiting[QUEUES] = { NULL };
+    g_autoptr(GArray) acks = NULL;
     bool again;
 
     g_mutex_lock(&image->lock);
@@ -393,7 +402,14 @@ static void refresh_end(struct pinrbd_image *image, int result)
     if (again) {
         image->refresh_started++;
     } else {
+        /*
+         * In one go: who wants another reading either is seen above, or
+         * finds the gate open and closes it.
+         */
         image->refreshing = false;
+        gate_locked(image, 0, GATE_REFRESH | GATE_WATCH, waiting);
+        acks = image->acks;
+        image->acks = g_array_new(FALSE, FALSE, sizeof(uint64_t));
     }
     image_hold(image);
     g_cond_broadcast(&image->changed);
@@ -402,8 +418,10 @@ static void refresh_end(struct pinrbd_image *image, int result)
     if (again) {
         fetch_start(image);
     } else {
-        gate(image, 0, GATE_REFRESH | GATE_WATCH);
-        ack_updates(image);
+        dispatch(waiting);
+        for (guint i = 0; i < acks->len; i++) {
+            watch_ack(&image->watch, g_array_index(acks, uint64_t, i), true);
+        }
         resend_parked(image, result);
     }
     image_release(image);
@@ -457,7 +475,8 @@ static void fetch_done(struct header_fetch *f, int result)
         plog(PINRBD_LOG_ERROR, "image '%s' %s; writes fail from now on",
              image->spec, why);
     }
-    image_publish(image, meta, size, judged == -ENOSYS ? -EROFS : judged);
+    (void)image_publish(image, meta, size,
+                        judged == -ENOSYS ? -EROFS : judged);
     refresh_end(image, 0);
 }
 
@@ -542,6 +561,7 @@ static void watch_message(void *opaque, unsigned op, uint64_t notify_id)
     closing = image->closing || image->dead;
     if (!closing && op == NOTIFY_HEADER_UPDATE) {
         g_array_append_val(image->acks, notify_id);
+        image->refresh_wanted = image->refresh_started + 1;
     } else if (!closing && op == NOTIFY_QUIESCE) {
         image->quiescing = true;
         image->quiesce_notify = notify_id;
@@ -584,6 +604,7 @@ static void watch_regained(void *opaque)
 
     g_mutex_lock(&image->lock);
     image->watch_lost = false;
+    image->refresh_wanted = image->refresh_started + 1;
     g_mutex_unlock(&image->lock);
     plog(PINRBD_LOG_WARN, "image '%s': the watch on its header is registered "
          "again", image->spec);
@@ -645,6 +666,14 @@ void image_follow_init(struct pinrbd_image *image)
     image->watch.oid = image->header_oid;
     image->watch.opaque = image;
     watch_init(&image->watch);
+}
+
+void image_watch_anew(struct pinrbd_image *image)
+{
+    g_mutex_lock(&image->lock);
+    image->watch_lost = false;
+    g_mutex_unlock(&image->lock);
+    gate(image, 0, GATE_WATCH);
 }
 
 void image_follow_start(struct pinrbd_image *image)

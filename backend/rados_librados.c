@@ -28,7 +28,8 @@
  * Submit must not block, but librados blocks a sender above a number of ops
  * and of bytes in flight.  Where nobody configured these limits they are
  * lifted: what is in flight is bounded by the guest's queues, and pinned
- * payload takes no memory.
+ * payload takes no memory.  Likewise one messenger and one finisher thread
+ * serve a connection: each more costs wake-ups (docs/decisions/0005).
  *
  * Callbacks of a watch run on another librados thread than `started': a notify
  * may be reported while, or even before, started(0) is.  The cookie is valid by
@@ -712,15 +713,15 @@ static int set_option(struct conn *c, const struct pinrbd_kv *kv,
     return 0;
 }
 
-/* See the top of the file. */
-static void lift_limit(struct conn *c, const struct named *names,
-                       const char *key, const char *standard)
+/* Our value where nobody chose one; see the top of the file. */
+static void prefer(struct conn *c, const struct named *names, const char *key,
+                   const char *standard, const char *ours)
 {
     g_autofree char *value = option_text(c->cluster, key);
 
     if (!g_hash_table_contains(names->raw, key) &&
         g_strcmp0(value, standard) == 0) {
-        (void)rados_conf_set(c->cluster, key, "0");
+        (void)rados_conf_set(c->cluster, key, ours);
     }
 }
 
@@ -771,8 +772,10 @@ static int conn_new(const struct pinrbd_cluster_options *o,
             goto fail;
         }
     }
-    lift_limit(c, &names, "objecter_inflight_ops", "1024");
-    lift_limit(c, &names, "objecter_inflight_op_bytes", "104857600");
+    prefer(c, &names, "objecter_inflight_ops", "1024", "0");
+    prefer(c, &names, "objecter_inflight_op_bytes", "104857600", "0");
+    prefer(c, &names, "ms_async_op_threads", "3", "1");
+    prefer(c, &names, "librados_thread_count", "2", "1");
     c->identity = identity_text(c->cluster, &names);
     *ret = &c->base;
     return 0;

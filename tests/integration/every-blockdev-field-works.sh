@@ -26,7 +26,7 @@ POOL = os.environ['pool']
 CONF = os.environ['CEPH_CONF']
 with open(CONF) as f:
     text = f.read()
-mon = re.search(r'^mon host = .*?([\d.]+):(\d+)', text, re.M).groups()
+mon = re.search(r'^mon host = .*?v2:([\d.]+):(\d+)', text, re.M).groups()
 keyring = re.search(r'^keyring = (.*)', text, re.M)[1]
 def key_of(name):
     return subprocess.check_output(['ceph-authtool', keyring, '-n', name,
@@ -91,7 +91,7 @@ BAD = [
     ("pool name is empty", {'pool': '', 'image': 'i'}),
     ("pool 'nowhere' does not exist", {'pool': 'nowhere', 'image': 'i'}),
     (f"image '{POOL}/x' does not exist", {'pool': POOL, 'image': 'x'}),
-    (f"namespace '{POOL}/void' does not exist",
+    (f"image '{POOL}/void/i': namespace 'void' does not exist",
      {'pool': POOL, 'namespace': 'void', 'image': 'i'}),
     (f"image '{POOL}/i@x': snapshot 'x' does not exist",
      {'pool': POOL, 'image': 'i', 'snapshot': 'x', 'read-only': True}),
