@@ -96,7 +96,8 @@ static int find_id(struct pinrbd_image *image, const char *name,
     } else if (r == -ENOENT) {
         fail_open(image, r, reterr, "does not exist");
     } else {
-        fail_errno(image, r, reterr, "cannot read its id");
+        perror_set(reterr, r, "image '%s': cannot read its id from object "
+                   "%s: %s", image->spec, oid, g_strerror(-r));
     }
     rados_op_done_with(image->md_pool, &op);
     return r;
@@ -126,12 +127,17 @@ static int read_header(struct pinrbd_image *image, bool read_only,
         waiter_wait(&w, 0, &r);
         r = r == -ECANCELED ? -ETIMEDOUT : r;
     }
-    if (r == -ENOENT) {
+    if (r == -ENOENT &&
+        object_missing(image, image->header_oid, deadline_us)) {
         perror_set(reterr, r, "image '%s': object %s does not exist",
                    image->spec, image->header_oid);
     } else if (f.what) {
         perror_set(reterr, r, "image '%s': corrupt header: %s", image->spec,
                    f.what);
+    } else if (r == -ENOENT || (r < 0 && f.method)) {
+        perror_set(reterr, r, "image '%s': cannot read its header: %s: %s",
+                   image->spec, f.method ?: "value", r == -ENOENT ?
+                   "missing" : g_strerror(-r));
     } else if (r < 0) {
         fail_errno(image, r, reterr, "cannot read its header");
     }
@@ -145,7 +151,6 @@ static int find_snap_id(struct pinrbd_image *image,
                         const struct image_meta *meta, const char *name,
                         struct pinrbd_error *reterr)
 {
-    image->snap_id = RADOS_NOSNAP;
     if (!name) {
         return 0;
     }
@@ -188,6 +193,9 @@ static int start_watch(struct pinrbd_image *image, gint64 deadline_us,
         perror_set(reterr, r, "image '%s': not allowed to watch its header; "
                    "writing needs the OSD capability `profile rbd' on the "
                    "pool", image->spec);
+    } else if (r == -ENOENT) {
+        perror_set(reterr, r, "image '%s': object %s does not exist",
+                   image->spec, image->header_oid);
     } else if (r < 0) {
         fail_errno(image, r, reterr, "cannot watch its header");
     }
@@ -284,6 +292,7 @@ static struct pinrbd_image *image_new(struct pinrbd_cluster *cluster,
                               o->snapshot ? "@" : "", o->snapshot ?: "",
                               NULL);
     image->snap_id = RADOS_NOSNAP;
+    image->loading = true;
     image->resized = o->resized;
     image->opaque = o->opaque;
     g_mutex_init(&image->control);
@@ -382,6 +391,7 @@ static int image_open(struct pinrbd_cluster *cluster,
         image_end(image);
         return r;
     }
+    image_loaded(image);
     image_follow_start(image);
     *ret = image;
     return 0;
@@ -454,27 +464,14 @@ static void set_writable(struct pinrbd_image *image, bool writable,
     }
 }
 
-int pinrbd_image_activate(struct pinrbd_image *image,
-                          struct pinrbd_error *reterr)
+static int activate(struct pinrbd_image *image, gint64 deadline_us,
+                    struct pinrbd_error *reterr)
 {
-    g_autoptr(GMutexLocker) locker = g_mutex_locker_new(&image->control);
-    gint64 deadline_us = control_deadline(image);
     struct image_meta *meta = NULL;
     char why[400];
     uint64_t size;
-    int r;
+    int r = start_watch(image, deadline_us, reterr);
 
-    if (image->writable) {
-        r = image_refresh_sync(image, deadline_us);
-        return r < 0 ? fail_errno(image, r, reterr,
-                                  "cannot read its header again") : 0;
-    }
-    if (image->snap_id != RADOS_NOSNAP) {
-        return fail_open(image, -EROFS, reterr, "is a snapshot and cannot be "
-                         "written");
-    }
-    image_watch_anew(image);
-    r = start_watch(image, deadline_us, reterr);
     if (r < 0) {
         return r;
     }
@@ -491,11 +488,32 @@ int pinrbd_image_activate(struct pinrbd_image *image,
         return r;
     }
     set_writable(image, true, -EROFS);
-    if (!image_publish(image, meta, size, 0)) {
-        r = image_refresh_sync(image, deadline_us);     /* to be judged anew */
+    image_publish(image, meta, size, 0);
+    return 0;
+}
+
+int pinrbd_image_activate(struct pinrbd_image *image,
+                          struct pinrbd_error *reterr)
+{
+    g_autoptr(GMutexLocker) locker = g_mutex_locker_new(&image->control);
+    gint64 deadline_us = control_deadline(image);
+    int r;
+
+    if (image->writable) {
+        r = image_refresh_sync(image, deadline_us);
+        return r < 0 ? fail_errno(image, r, reterr,
+                                  "cannot read its header again") : 0;
     }
-    return r < 0 ? fail_errno(image, r, reterr, "cannot read its header again")
-                 : 0;
+    if (image->snap_id != RADOS_NOSNAP) {
+        return fail_open(image, -EROFS, reterr, "is a snapshot and cannot be "
+                         "written");
+    }
+    g_mutex_lock(&image->lock);
+    image->loading = true;
+    g_mutex_unlock(&image->lock);
+    r = activate(image, deadline_us, reterr);
+    image_loaded(image);
+    return r;
 }
 
 int pinrbd_image_inactivate(struct pinrbd_image *image,

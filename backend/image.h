@@ -43,6 +43,7 @@ struct pinrbd_image {
     struct image_meta *meta;        /* a reference */
     unsigned gates;                 /* as in every queue */
     bool writable;                  /* watched, writes admitted */
+    bool loading;                   /* no refresh yet, see image_loaded() */
     bool closing;
     bool watch_lost;
     int dead;                       /* why all I/O fails, or 0 */
@@ -86,6 +87,12 @@ void image_follow_init(struct pinrbd_image *image);
 void image_follow_start(struct pinrbd_image *image);
 /* Nothing is watched now; a watch that was lost before does not count. */
 void image_watch_anew(struct pinrbd_image *image);
+
+/*
+ * The caller that set `loading', to read and publish the header by itself, has
+ * done so: updates that came meanwhile are followed now.
+ */
+void image_loaded(struct pinrbd_image *image);
 
 /*
  * Read the header in a reading that begins from now on, wait for its end, and

@@ -383,6 +383,17 @@ static int take_snaps(struct header_fetch *f)
     return 0;
 }
 
+/* The method that failed the op, NULL if none of them did. */
+static const char *failed_method(const struct header_fetch *f)
+{
+    for (unsigned i = 0; i < f->op.n_steps; i++) {
+        if (f->steps[i].rval < 0) {
+            return f->steps[i].method;
+        }
+    }
+    return NULL;
+}
+
 static void advance(struct header_fetch *f)
 {
     enum header_fetch_state state = f->state;
@@ -402,6 +413,8 @@ static void advance(struct header_fetch *f)
         case HEADER_FETCH_END:
             g_assert_not_reached();
         }
+    } else {
+        f->method = failed_method(f);
     }
     rados_op_done_with(f->pool, &f->op);
 
@@ -433,6 +446,7 @@ void header_fetch_start(struct header_fetch *f)
     G_STATIC_ASSERT(SNAPS_PER_OP * CALLS_PER_SNAP >= HEADER_CALLS);
     f->meta = NULL;
     f->what = NULL;
+    f->method = NULL;
     f->restarts = 0;
     f->cancelled = false;
     g_mutex_init(&f->lock);

@@ -102,6 +102,7 @@ struct header_fetch {
 
     struct image_meta *meta;
     const char *what;           /* -EBADMSG: which value is wrong */
+    const char *method;         /* another error: whose it was, or NULL */
 
     GMutex lock;                /* sending against cancelling */
     bool cancelled;             /* under lock */

@@ -77,13 +77,20 @@ static void list_features(uint64_t bits, char *buf, size_t size)
 int image_check_features(const struct image_meta *meta, bool writable,
                          char *buf, size_t size)
 {
-    /* A migration's target may have its data in the source still. */
-    uint64_t no_read = (meta->incompatible & ~FEATURES_READ &
-                        ~(writable ? FEATURES_WRITE : 0)) |
-                       (meta->features & PINRBD_FEATURE_MIGRATING);
     uint64_t known = FEATURES_WRITE | PINRBD_FEATURE_EXCLUSIVE_LOCK |
                      PINRBD_FEATURE_OBJECT_MAP | PINRBD_FEATURE_FAST_DIFF |
                      PINRBD_FEATURE_JOURNALING | PINRBD_FEATURE_NON_PRIMARY;
+    uint64_t named = known | PINRBD_FEATURE_MIGRATING |
+                     PINRBD_FEATURE_DIRTY_CACHE;
+    /*
+     * A migration's target may have its data in the source still.  A bit
+     * without a name is incompatible even if the OSD does not say so: it lists
+     * only the bits that it has heard of.
+     */
+    uint64_t no_read = (meta->incompatible & ~FEATURES_READ &
+                        ~(writable ? FEATURES_WRITE : 0)) |
+                       (meta->features & PINRBD_FEATURE_MIGRATING) |
+                       (meta->features & ~named);
     char names[256];
 
     if (!no_read) {
@@ -356,7 +363,8 @@ static void refresh_kick(struct pinrbd_image *image)
 {
     g_mutex_lock(&image->lock);
     image->refresh_wanted = image->refresh_started + 1;
-    if (image->refreshing || image->closing || image->dead) {
+    if (image->loading || image->refreshing || image->closing ||
+        image->dead) {
         g_mutex_unlock(&image->lock);
         return;
     }
@@ -366,6 +374,19 @@ static void refresh_kick(struct pinrbd_image *image)
 
     gate(image, GATE_REFRESH, 0);
     fetch_start(image);
+}
+
+void image_loaded(struct pinrbd_image *image)
+{
+    bool missed;
+
+    g_mutex_lock(&image->lock);
+    image->loading = false;
+    missed = image->refresh_wanted > image->refresh_started;
+    g_mutex_unlock(&image->lock);
+    if (missed) {
+        refresh_kick(image);
+    }
 }
 
 static void retry_fired(struct ptimer *t)

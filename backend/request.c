@@ -221,7 +221,7 @@ static int map_locked(struct queue *q, struct request *r,
             end = &o->next;
         }
         o->len += e.len;
-        if (n_iov) {
+        if (r->kind == REQUEST_READ || r->kind == REQUEST_WRITE) {
             ret = add_pieces(o, &cursor, e.len);
             if (ret < 0) {
                 return ret;

@@ -777,6 +777,10 @@ static int coroutine_fn create(const struct pinrbd_target *t, uint64_t size,
             error_setg(errp, "obj size too small");
             return -EINVAL;
         }
+        if (object_size > 32 * MiB) {
+            error_setg(errp, "obj size too large");
+            return -EINVAL;
+        }
         job.options.order = ctz64(object_size);
     }
     ret = pinrbd_run_blocking(NULL, create_job, &job);

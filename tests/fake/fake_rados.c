@@ -108,6 +108,7 @@ static uint64_t next_notify;
 static GThread *worker[16];
 static unsigned n_workers;
 static bool workers_stop;
+static uint64_t required_seq;
 static GRand *rng;
 
 #define CHECK(cond, what) \
@@ -567,14 +568,15 @@ static void notify_spread_locked(struct notify *nt)
     g_cond_broadcast(&changed);
 }
 
-/* Nobody waits for the acks of a watch that is gone. */
+/* No callback and no ack is expected of a watch that is gone. */
 static void watch_off_locked(struct watch *wt)
 {
     wt->registered = false;
     for (guint i = queue->len; i; i--) {
         struct item *it = g_ptr_array_index(queue, i - 1);
 
-        if (it->kind == ITEM_NOTIFIED && it->watch == wt) {
+        if ((it->kind == ITEM_NOTIFIED || it->kind == ITEM_FAILED) &&
+            it->watch == wt) {
             g_ptr_array_remove_index(queue, i - 1);
             item_free(it);
         }
@@ -969,6 +971,7 @@ void fake_start(unsigned workers)
     notifies = g_ptr_array_new_with_free_func(notify_free);
     rng = g_rand_new_with_seed(1);
     fault_hits = 0;
+    required_seq = 0;
     next_instance = 4100;
     next_cookie = 0x7f0000001000;
     next_notify = 0;
@@ -1206,6 +1209,9 @@ static void check_op(const struct rados_op *op)
         CHECK(sc->ids[i] <= sc->seq, "a snapshot id above the sequence");
         CHECK(!i || sc->ids[i] < sc->ids[i - 1], "ids that do not descend");
     }
+    CHECK(!write || !g_str_has_prefix(op->oid, "rbd_data.") ||
+          (sc ? sc->seq : 0) >= required_seq,
+          "a write with an old snapshot context");
     for (guint i = 0; i < queue->len; i++) {
         CHECK(((struct item *)queue->pdata[i])->op != op,
               "an op submitted twice");
@@ -1433,19 +1439,29 @@ void fake_lose_watch(const char *oid, int err)
     g_cond_broadcast(&changed);
 }
 
+void fake_forget_watch(const char *oid)
+{
+    g_autoptr(GMutexLocker) locker = g_mutex_locker_new(&lock);
+
+    for (guint i = 0; i < watches->len; i++) {
+        struct watch *wt = g_ptr_array_index(watches, i);
+
+        if (g_str_equal(oid_of_key(wt->key), oid)) {
+            watch_off_locked(wt);
+        }
+    }
+}
+
 uint64_t fake_notify_send(const char *oid, const void *payload, size_t len)
 {
     g_autoptr(GMutexLocker) locker = g_mutex_locker_new(&lock);
-    struct notify *nt = NULL;
+    const struct fake_image *img = fake_image_find(oid);
+    g_autofree char *key = NULL;
+    struct notify *nt;
 
-    for (guint i = 0; i < watches->len && !nt; i++) {
-        const struct watch *wt = g_ptr_array_index(watches, i);
-
-        if (g_str_equal(oid_of_key(wt->key), oid)) {
-            nt = notify_new_locked(wt->key, payload, len);
-        }
-    }
-    CHECK(nt, "nobody watches that object");
+    CHECK(img, "no image has that header");
+    key = store_key(img->pool, img->ns, oid);
+    nt = notify_new_locked(key, payload, len);
     notify_spread_locked(nt);
     return nt->id;
 }
@@ -1466,6 +1482,23 @@ unsigned fake_notify_unacked(uint64_t id)
         n += g_array_index(nt->acks, struct ack, i).state == ACK_NONE;
     }
     return n;
+}
+
+void fake_wait_acked(uint64_t id)
+{
+    g_autoptr(GMutexLocker) locker = g_mutex_locker_new(&lock);
+    struct notify *nt = notify_find_locked(id);
+
+    while (!nt->over) {
+        g_cond_wait(&changed, &lock);
+    }
+}
+
+void fake_require_snapc(uint64_t seq)
+{
+    g_autoptr(GMutexLocker) locker = g_mutex_locker_new(&lock);
+
+    required_seq = seq;
 }
 
 void fake_notify_expire(uint64_t id)

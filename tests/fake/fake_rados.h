@@ -107,6 +107,12 @@ void fake_log_clear(void);
 /* Block until the log has a line that matches. */
 void fake_wait_log(const char *match);
 
+/*
+ * From now on a write of a data object with an older snapshot context than
+ * @seq ends the process: it would damage a snapshot.
+ */
+void fake_require_snapc(uint64_t seq);
+
 /* ---- objects ------------------------------------------------------------ */
 
 /* Bytes, or -ENOENT; @snap RADOS_NOSNAP: the head. */
@@ -185,10 +191,14 @@ void fake_override(const char *oid, const char *method, const void *data,
 unsigned fake_watchers(const char *oid);
 /* The watches of @oid are gone; each gets failed(@err). */
 void fake_lose_watch(const char *oid, int err);
-/* Another client notifies; returns an id. */
+/* The watches of @oid are gone, and nobody says so. */
+void fake_forget_watch(const char *oid);
+/* Another client notifies the watchers of a header; returns an id. */
 uint64_t fake_notify_send(const char *oid, const void *payload, size_t len);
 /* Watchers that have not acked it. */
 unsigned fake_notify_unacked(uint64_t id);
+/* Block until everybody acked it, or missed it. */
+void fake_wait_acked(uint64_t id);
 /* Its time is up: whoever did not ack missed it. */
 void fake_notify_expire(uint64_t id);
 

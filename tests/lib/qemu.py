@@ -60,8 +60,9 @@ class Qemu:
     def __init__(self, argv, stock=False, env=None):
         self.err = tempfile.NamedTemporaryFile(dir=TMP, prefix='qemu-err.')
         self.events = []
+        self.printed = []       # lines on stdout that are not QMP
         self.p = subprocess.Popen(
-            argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+            ['stdbuf', '-oL', *argv], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
             stderr=self.err, env=environment(stock, env), text=True)
         self.pid = self.p.pid
         greeting = self.p.stdout.readline()
@@ -89,6 +90,9 @@ class Qemu:
         while True:
             line = self.p.stdout.readline()
             assert line, f'QEMU ended ({self.p.wait()}):\n{self.log()}'
+            if not line.startswith('{'):
+                self.printed.append(line)
+                continue
             answer = json.loads(line)
             if 'event' in answer:
                 self.events.append(answer)
@@ -103,6 +107,16 @@ class Qemu:
 
     def hmp(self, line):
         return self.cmd('human-monitor-command', command_line=line)
+
+    def io(self, node, line):
+        """HMP's qemu-io on a node; returns what it printed."""
+        self.printed.clear()
+        text = self.hmp(f'qemu-io {node} "{line}"')
+        return ''.join(self.printed) + text
+
+    def io_ok(self, node, line):
+        text = self.io(node, line)
+        assert 'ops;' in text and 'verif' not in text, f'{line}: {text}'
 
     def fails(self, text, name, /, **args):
         """The command fails, and says exactly @text (or what matches it)."""

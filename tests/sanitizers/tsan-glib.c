@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: GPL-2.0-or-later */
 /*
- * GLib's locks, visible to ThreadSanitizer
+ * GLib's locks and counts, visible to ThreadSanitizer
  *
  * GMutex, GCond and GRecMutex are futexes inside libglib, which is not built
  * with TSan: it does not see that one thread's unlock comes before another's
@@ -196,4 +196,23 @@ gboolean g_cond_wait_until(GCond *cond, GMutex *mutex, gint64 end_time)
         must(err);
     }
     return err == 0;
+}
+
+/*
+ * Counted references: a count that falls to nothing must be seen to come after
+ * every use by the others.
+ */
+void (g_atomic_ref_count_init)(gatomicrefcount *arc)
+{
+    __atomic_store_n(arc, 1, __ATOMIC_RELAXED);
+}
+
+void (g_atomic_ref_count_inc)(gatomicrefcount *arc)
+{
+    __atomic_add_fetch(arc, 1, __ATOMIC_RELAXED);
+}
+
+gboolean (g_atomic_ref_count_dec)(gatomicrefcount *arc)
+{
+    return __atomic_sub_fetch(arc, 1, __ATOMIC_ACQ_REL) == 0;
 }

@@ -1,0 +1,38 @@
+#!/usr/bin/env bash
+# SPDX-License-Identifier: GPL-2.0-or-later
+#
+# A module that was made for another build of QEMU is refused, with a message
+# and without a crash, by each program: by its stamp, and should that fit, by
+# the layout of the structures that the driver fills in.
+. "$(dirname "${BASH_SOURCE[0]}")/../lib/functions.sh"
+requires qemu-system-x86_64 qemu-storage-daemon qemu-nbd
+requires_module
+use_cluster
+new_pool pool
+rbd create "$pool/i" --size 1M --image-feature layering
+
+stamp=$(grep -aoE -m1 'qemu_stamp_[0-9a-f]{40}' "$build/modules/block-rbd.so" |
+    head -n 1)
+[[ -n $stamp ]] || fail 'no stamp in the module'
+other=${stamp:0:-4}ffff
+[[ $other != "$stamp" ]] || other=${stamp:0:-4}0000
+mkdir "$tmp/modules"
+sed "s/$stamp/$other/g" "$build/modules/block-rbd.so" \
+    > "$tmp/modules/block-rbd.so"
+cmp -s "$build/modules/block-rbd.so" "$tmp/modules/block-rbd.so" &&
+    fail 'the module was not changed'
+
+refused() { # COMMAND...
+    assert_fails_with 'Only modules from the same build can be loaded' \
+        env QEMU_MODULE_DIR="$tmp/modules" timeout -k 5 60 "$@"
+    assert_match "block-rbd.so" "$output"
+}
+refused qemu-img info "rbd:$pool/i"
+refused qemu-io -c 'read 0 512' "rbd:$pool/i"
+refused qemu-nbd -k "$tmp/sock" "rbd:$pool/i"
+refused qemu-storage-daemon --blockdev \
+    "rbd,node-name=n,pool=$pool,image=i"
+refused qemu-system-x86_64 -nodefaults -display none -S -blockdev \
+    "rbd,node-name=n,pool=$pool,image=i"
+# The right one is taken.
+ours qemu-img info "rbd:$pool/i" > /dev/null

@@ -1,0 +1,123 @@
+#!/usr/bin/env bash
+# SPDX-License-Identifier: GPL-2.0-or-later
+#
+# qemu-img creates, shows, converts, compares, maps and measures through us
+# as through QEMU's own driver, and Ceph's tools accept the images it makes.
+. "$(dirname "${BASH_SOURCE[0]}")/../lib/functions.sh"
+requires_module
+use_cluster
+new_pool pool
+rbd namespace create "$pool/space"
+img() { ours qemu-img "$@"; }
+
+# --- create ------------------------------------------------------------------
+
+info_of() { # IMAGE: what librbd thinks of it, without name, id and times
+    rbd info --format json "$1" | /usr/bin/python3 -c '
+import json, sys
+i = json.load(sys.stdin)
+for k in "name", "id", "block_name_prefix", "create_timestamp":
+    assert i.pop(k), k
+for k in "access_timestamp", "modify_timestamp":
+    i.pop(k)
+print(json.dumps(i, sort_keys=True))'
+}
+
+create() { # OPTIONS-OF-RBD QEMU-IMG-OPTIONS...
+    local options=$1
+    shift
+    img create -q -f raw "rbd:$pool/new" "$@"
+    # shellcheck disable=SC2086 # several options
+    rbd create "$pool/ref" --image-feature layering $options
+    assert_eq "$(info_of "$pool/ref")" "$(info_of "$pool/new")" "create $*"
+    rbd rm --no-progress "$pool/ref"
+    # One that we made, stock QEMU and librbd use, and remove.
+    rbd bench --io-type write --io-size 4K --io-total 64K "$pool/new" \
+        > /dev/null
+    stock qemu-io -f raw -c 'write -P 1 0 64k' "rbd:$pool/new" > /dev/null
+    rbd snap create --no-progress "$pool/new@s"
+    rbd snap purge --no-progress "$pool/new"
+    rbd rm --no-progress "$pool/new"
+}
+create '--size 1M' 1M
+create '--size 6M --object-size 4K' -o cluster_size=4k 6M
+create '--size 6M --object-size 32M' -o cluster_size=32M 6M
+# Sizes are rounded up to sectors.
+create '--size 1049088B' 1048676
+assert_eq "" "$(rbd ls "$pool")"
+assert_eq "" "$(rados -p "$pool" ls | grep -vE '^rbd_(directory|info|namespace|trash)$')"
+
+img create -q -f rbd -o size=1M "rbd:$pool/space/new"
+img create -q -f qcow2 "rbd:$pool/q:id=limited" 64M
+assert_eq new "$(rbd ls "$pool/space")"
+assert_match '^cluster_size: 4194304' "$(img info "rbd:$pool/space/new")"
+
+refused() { # TEXT ARGUMENTS...
+    local text=$1
+    shift
+    assert_fails_with "qemu-img: $text" ours qemu-img create "$@"
+    assert_eq 'q' "$(rbd ls "$pool")" 'images afterwards'
+}
+refused "rbd:$pool/q: error rbd create: File exists" -f raw "rbd:$pool/q" 1M
+refused "rbd:$pool/x@s: Can't use snapshot name for image creation" \
+    -f raw "rbd:$pool/x@s" 1M
+refused "rbd:$pool/x: obj size needs to be power of 2" \
+    -f raw -o cluster_size=3000 "rbd:$pool/x" 1M
+refused "rbd:$pool/x: obj size too small" \
+    -f raw -o cluster_size=2048 "rbd:$pool/x" 1M
+refused "rbd:$pool/x: obj size too large" \
+    -f raw -o cluster_size=64M "rbd:$pool/x" 1M
+refused "rbd:$pool/void/x: namespace '$pool/void' does not exist" \
+    -f raw "rbd:$pool/void/x" 1M
+refused "rbd:nowhere/x: cannot open pool 'nowhere': No such file or directory" \
+    -f raw rbd:nowhere/x 1M
+refused "rbd:$pool/x: Encryption inside the RBD image is not supported; put \
+QEMU's 'luks' format on top of the image" \
+    -f raw -o encrypt.format=luks "rbd:$pool/x" 1M
+refused "rbd:$pool/x:pin=x: drive options: option 'pin' cannot be 'x', only \
+auto|always|never" -f raw "rbd:$pool/x:pin=x" 1M
+
+# --- convert, compare, map, bench ----------------------------------------------
+
+# A source with data, holes and an odd end.
+/usr/bin/python3 - "$tmp/source" <<'PY'
+import random, sys
+random.seed(7)
+with open(sys.argv[1], 'wb') as f:
+    for at in 0, 1 << 20, (4 << 20) - 700, 9 << 20:
+        f.seek(at)
+        f.write(random.randbytes(150000))
+    f.truncate((10 << 20) + 512)
+PY
+img convert -f raw -O raw "$tmp/source" "rbd:$pool/copy"
+rbd export --no-progress "$pool/copy" - | cmp - "$tmp/source"
+img compare -f raw "$tmp/source" "rbd:$pool/copy" > /dev/null
+img convert -n -m 8 -W -f raw -O raw "$tmp/source" "rbd:$pool/copy"
+img convert -f raw -O qcow2 "rbd:$pool/copy" "$tmp/back.qcow2"
+img compare "$tmp/back.qcow2" "rbd:$pool/copy" > /dev/null
+img convert -f raw -O qcow2 "rbd:$pool/copy" "rbd:$pool/copy2"
+img compare -F qcow2 -f raw "rbd:$pool/copy" "rbd:$pool/copy2" > /dev/null
+stock qemu-img compare -F qcow2 -f raw "rbd:$pool/copy" "rbd:$pool/copy2" \
+    > /dev/null
+img check -q "rbd:$pool/copy2"
+# Into an image that has old data, sparsely.
+rbd bench --io-type write --io-size 1M --io-total 8M "$pool/copy" > /dev/null
+img convert -n -f raw -O raw "$tmp/source" "rbd:$pool/copy"
+rbd export --no-progress "$pool/copy" - | cmp - "$tmp/source"
+
+rc=0
+img compare "rbd:$pool/copy" "rbd:$pool/space/new" > "$tmp/out" || rc=$?
+assert_eq 1 "$rc" 'status of compare'
+assert_match 'Content mismatch at offset 0' "$(< "$tmp/out")"
+
+# All is data for now; nothing else may be claimed.
+assert_eq "[{ \"start\": 0, \"length\": 10486272, \"depth\": 0, \"present\": \
+true, \"zero\": false, \"data\": true, \"offset\": 0}]" \
+    "$(img map --output=json "rbd:$pool/copy")"
+
+for options in '-s 4k -d 16' '-w -s 4k -d 16' '-w -s 64k -d 4 -S 1234567' \
+    '-w -s 4k -d 4 --flush-interval=12'; do
+    # shellcheck disable=SC2086 # several options
+    img bench -f raw -c 60 $options "rbd:$pool/copy" > "$tmp/out"
+    assert_match '^Run completed in' "$(< "$tmp/out")"
+done
