@@ -371,7 +371,7 @@ static int image_load(struct pinrbd_image *image,
     image->oid_prefix_len = snprintf(image->oid_prefix,
                                      sizeof(image->oid_prefix), "%s.",
                                      meta->object_prefix);
-    (void)image_publish(image, meta, size, 0);
+    image_publish(image, meta, size, 0);
     return 0;
 }
 
@@ -511,6 +511,7 @@ int pinrbd_image_activate(struct pinrbd_image *image,
     g_mutex_lock(&image->lock);
     image->loading = true;
     g_mutex_unlock(&image->lock);
+    image_watch_anew(image);
     r = activate(image, deadline_us, reterr);
     image_loaded(image);
     return r;

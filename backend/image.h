@@ -106,11 +106,8 @@ int image_refresh_sync(struct pinrbd_image *image, gint64 deadline_us);
  */
 int image_judge(struct pinrbd_image *image, const struct image_meta *meta,
                 bool writable, uint64_t *ret_size, char *buf, size_t size);
-/*
- * Use @meta, whose reference is taken, from now on.  False: a newer one is in
- * use already.
- */
-bool image_publish(struct pinrbd_image *image, struct image_meta *meta,
+/* Use @meta, whose reference is taken, from now on. */
+void image_publish(struct pinrbd_image *image, struct image_meta *meta,
                    uint64_t size, int write_error);
 
 /*

@@ -167,7 +167,7 @@ int image_judge(struct pinrbd_image *image, const struct image_meta *meta,
 }
 
 /* Swap @meta (its reference is taken) into the image and all queues. */
-bool image_publish(struct pinrbd_image *image, struct image_meta *meta,
+void image_publish(struct pinrbd_image *image, struct image_meta *meta,
                    uint64_t size, int write_error)
 {
     struct image_meta *old;
@@ -175,11 +175,6 @@ bool image_publish(struct pinrbd_image *image, struct image_meta *meta,
 
     g_mutex_lock(&image->lock);
     old = image->meta;
-    if (old && old->version > meta->version) {
-        g_mutex_unlock(&image->lock);
-        meta_unref(meta);
-        return false;
-    }
     old_size = image->queues[0].size;
     image->meta = meta;
     for (unsigned i = 0; i < QUEUES; i++) {
@@ -204,7 +199,6 @@ bool image_publish(struct pinrbd_image *image, struct image_meta *meta,
         }
     }
     meta_unref(old);
-    return true;
 }
 
 /* ---- gates -------------------------------------------------------------- */
@@ -496,8 +490,8 @@ static void fetch_done(struct header_fetch *f, int result)
         plog(PINRBD_LOG_ERROR, "image '%s' %s; writes fail from now on",
              image->spec, why);
     }
-    (void)image_publish(image, meta, size,
-                        judged == -ENOSYS ? -EROFS : judged);
+    image_publish(image, meta, size,
+                  judged == -ENOSYS ? -EROFS : judged);
     refresh_end(image, 0);
 }
 
