@@ -6,8 +6,8 @@
  *             write and a gate closed -> WAITING
  *   dispatch: check size and state, take the metadata in force, send the
  *             objects (object_request.c)
- *   done:     last object -> unlink, wake flushes, free     (lane lock, once)
- *             -> callback
+ *   done:     last object -> callback
+ *             -> unlink, wake flushes, free                 (lane lock, once)
  *
  *      submit --+--> ACTIVE -- last object --> done
  *               |      ^
@@ -433,16 +433,24 @@ static void flushes_step(struct flush_wait *f)
     }
 }
 
-/* With @ret_result a submit tells its caller; there is no callback then. */
+/*
+ * With @ret_result a submit tells its caller; there is no callback then.  The
+ * caller hears first and the request leaves its lane after: so a flush that is
+ * submitted meanwhile cannot overtake the callback of a write before it, and a
+ * close that waits for the lane waits for callbacks as well.
+ */
 static void finish(struct request *r, int *ret_result)
 {
     struct pinrbd_image *image = r->image;
     struct queue *q = r->queue;
     struct flush_wait *ready = NULL;
-    pinrbd_done_fn *done = r->done;
-    void *opaque = r->opaque;
-    int result = r->result;
     bool drained = false;
+
+    if (ret_result) {
+        *ret_result = r->result;
+    } else {
+        r->done(r->opaque, r->result);
+    }
 
     g_mutex_lock(&q->lock);
     count_locked(q, r);
@@ -457,9 +465,8 @@ static void finish(struct request *r, int *ret_result)
         }
     }
     /*
-     * From here on the image may be closed by another thread, except while
-     * a flush waits or a drain is watched: both hold requests or the caller
-     * of close, see image_close().
+     * Once it is idle the image may be closed by another thread.  A flush that
+     * waits keeps it busy; while a drain is watched we do.
      */
     if (drained) {
         image_hold(image);
@@ -467,11 +474,6 @@ static void finish(struct request *r, int *ret_result)
     request_free_locked(q, r);
     g_mutex_unlock(&q->lock);
 
-    if (ret_result) {
-        *ret_result = result;
-    } else {
-        done(opaque, result);
-    }
     flushes_step(ready);
     if (drained) {
         image_drained(image);

@@ -365,6 +365,7 @@ struct pinrbd_stats {
     uint64_t oldest_ms;         /* age of the oldest one */
 };
 
+/* A request is counted right after its callback. */
 PINRBD_EXPORT void pinrbd_image_stats(struct pinrbd_image *image,
                                       struct pinrbd_stats *ret);
 

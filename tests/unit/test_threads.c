@@ -314,9 +314,11 @@ static void run_all(GThreadFunc disturb)
         g_mutex_clear(&s[i].lock);
         g_cond_clear(&s[i].changed);
     }
-    pinrbd_image_stats(image, &stats);
+    do {                        /* a request leaves after its callback */
+        g_thread_yield();
+        pinrbd_image_stats(image, &stats);
+    } while (stats.in_flight);
     assert_int_equal(stats.failed, 0);
-    assert_int_equal(stats.in_flight, 0);
     g_free(s);
 }
 
