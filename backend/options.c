@@ -63,7 +63,7 @@ static const struct option table[] = {
         "Whether written bytes are sent from where they are, without a copy. "
         "auto does so from pin-threshold on.",
     }, {
-        "pin-threshold", KIND_SIZE, FIELD(pin_threshold), "SIZE", "16K",
+        "pin-threshold", KIND_SIZE, FIELD(pin_threshold), "SIZE", "32K",
         "With pin=auto, writes to an object smaller than this are copied: "
         "for few bytes a copy is cheaper than keeping track of them.",
     }, {

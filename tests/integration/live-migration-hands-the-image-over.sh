@@ -106,7 +106,8 @@ with machine('back') as a:
     with machine('back', '-incoming', f'unix:{TMP}/back') as b:
         a.cmd('stop')
         migrate(a, f'{TMP}/back')
-        expect(1, watchers(image), 'watchers between source and destination')
+        # Ours and the destination's, which takes the image at the end.
+        wait_for('only the destination watches', lambda: watchers(image) == 2)
     a.cmd('cont')
     expect(2, watchers(image), 'watchers: the source again')
     a.io_ok('n', 'read -P 2 1M 1M')

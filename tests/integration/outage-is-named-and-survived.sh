@@ -9,7 +9,9 @@
 requires qemu-storage-daemon
 requires_module
 # One OSD: none of the others could call it dead and take its place.
-own_cluster --osds 1
+# An OSD that stood still longer than its read lease does not always get out of
+# "waiting for readable" (16.2, alone in its cluster): so the lease is long.
+own_cluster --osds 1 --conf 'osd heartbeat grace = 600'
 new_pool pool
 
 export pool cluster top

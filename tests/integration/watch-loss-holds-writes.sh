@@ -70,7 +70,7 @@ with Qemu.storage_daemon(env=ENV) as qsd:
         os.kill(qsd.pid, signal.SIGCONT)
         disk.finish(early)
         wait_for('it notices',
-                 lambda: 'registered again' in qsd.log()[log:])
+                 lambda: 'header is registered again' in qsd.log()[log:])
         assert watched()
 
         # It has read the header, or reads it while these wait: in either case

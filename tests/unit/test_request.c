@@ -313,7 +313,7 @@ static void test_default_threshold(void **state)
     do {
         assert_true(pinrbd_settings_describe(i++, &info));
     } while (!g_str_equal(info.key, "pin-threshold"));
-    threshold = atoi(info.standard) * 1024;     /* "16K" */
+    threshold = atoi(info.standard) * 1024;     /* "32K" */
     assert_int_equal(info.standard[strlen(info.standard) - 1], 'K');
     assert_int_equal(bytes_written(threshold - 1), 'A');
     assert_int_equal(bytes_written(threshold), 'B');
