@@ -14,8 +14,11 @@
  * memory changes behind its back: guests do modify pages that are being
  * written.  The OSD then drops the connection because of a wrong checksum, and
  * with the cached one every new attempt would fail in the same way, for ever.
- * So a buffer lives for one op only, and is shown in two halves, which push
- * each other out of that cache: each attempt sums up what is there now.
+ * So a buffer lives for one op only, and is never shown as one range: segments
+ * of memory are windows on a buffer that spans them all (at most 2 GiB; nothing
+ * looks at what lies between), the first of them in two halves.  The ranges
+ * push each other out of that cache of one entry, and each attempt sums up what
+ * is there now.
  *
  * Reads come back in memory that librados owns, and are copied once into the
  * caller's.  Output of class calls stays in its slot until the op is released.
@@ -127,52 +130,92 @@ void append_copy(bufferlist &bl, const struct rados_step *s, size_t bytes)
     bl.push_back(std::move(p));
 }
 
-// References that an op itself holds to a buffer of @len bytes: two halves.
-int own_refs(unsigned len)
+// Segments of @s from @i on that one buffer can span, and how many of them are
+// not empty.
+struct span {
+    int n_iov = 0;
+    unsigned n_windows = 0;
+    uintptr_t begin = UINTPTR_MAX;
+    uintptr_t end = 0;
+};
+
+span span_from(const struct rados_step *s, int i)
 {
-    return len > 1 ? 2 : 1;
+    span sp;
+
+    for (; i < s->n_iov; i++, sp.n_iov++) {
+        uintptr_t at = reinterpret_cast<uintptr_t>(s->iov[i].iov_base);
+        uintptr_t begin = std::min(sp.begin, at);
+        uintptr_t end = std::max(sp.end, at + s->iov[i].iov_len);
+
+        if (!s->iov[i].iov_len) {
+            continue;
+        }
+        if (end - begin > INT_MAX) {
+            break;      // iov_bytes() saw that each alone is less
+        }
+        sp.begin = begin;
+        sp.end = end;
+        sp.n_windows++;
+    }
+    return sp;
 }
 
-void append_windows(bufferlist &bl, const struct rados_step *s)
+// @payload gets the windows, @slot one reference to each buffer behind them.
+void append_windows(bufferlist &payload, bufferlist &slot,
+                    const struct rados_step *s)
 {
-    for (int i = 0; i < s->n_iov; i++) {
-        unsigned len = s->iov[i].iov_len;
+    for (int i = 0; i < s->n_iov;) {
+        span sp = span_from(s, i);
+        int end = i + sp.n_iov;
 
-        if (len) {
-            ceph::bufferptr p(ceph::buffer::create_static(
-                len, static_cast<char *>(s->iov[i].iov_base)));
-            if (own_refs(len) == 2) {
-                bl.push_back(ceph::bufferptr(p, 0, len / 2));
-            }
-            bl.push_back(ceph::bufferptr(p, len / 2, len - len / 2));
+        if (!sp.n_windows) {
+            break;
         }
+        ceph::bufferptr p(ceph::buffer::create_static(
+            sp.end - sp.begin, reinterpret_cast<char *>(sp.begin)));
+        bool first = true;
+
+        for (; i < end; i++) {
+            unsigned off =
+                reinterpret_cast<uintptr_t>(s->iov[i].iov_base) - sp.begin;
+            unsigned len = s->iov[i].iov_len;
+            unsigned half = first ? len / 2 : 0;
+
+            if (half) {
+                payload.push_back(ceph::bufferptr(p, off, half));
+            }
+            if (len) {
+                payload.push_back(ceph::bufferptr(p, off + half, len - half));
+                first = false;
+            }
+        }
+        slot.push_back(std::move(p));
     }
 }
 
 int add_payload(struct rados_iov *v, librados::ObjectWriteOperation &w,
                 struct rados_op *op, const struct rados_step *s)
 {
-    bufferlist copy;
-    bufferlist *bl = &copy;
+    bufferlist bl;
     int64_t bytes = iov_bytes(s);
 
     if (bytes < 0) {
         return bytes;
     }
     if (op->flags & RADOS_OP_COPY) {
-        append_copy(copy, s, bytes);
+        append_copy(bl, s, bytes);
         op->copied_bytes += bytes;
     } else {
-        bl = &slot_new(v);
-        append_windows(*bl, s);
+        append_windows(bl, slot_new(v), s);
         op->pinned_bytes += bytes;
     }
     if (s->kind == RADOS_WRITE) {
-        w.write(s->off, *bl);
+        w.write(s->off, bl);
     } else if (s->kind == RADOS_WRITE_FULL) {
-        w.write_full(*bl);
+        w.write_full(bl);
     } else {
-        w.writesame(s->off, s->len, *bl);
+        w.writesame(s->off, s->len, bl);
     }
     return 0;
 }
@@ -433,7 +476,7 @@ bool rados_iov_held(const struct rados_iov *v, const struct rados_op *op)
     }
     for (unsigned i = 0; i < v->n_slots; i++) {
         for (const auto &p : slot_at(v, i)->buffers()) {
-            if (p.raw_nref() != own_refs(p.raw_length())) {
+            if (p.raw_nref() != 1) {
                 return true;
             }
         }

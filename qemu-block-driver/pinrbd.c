@@ -576,8 +576,11 @@ static int coroutine_fn disk_pdiscard(BlockDriverState *bs, int64_t offset,
 {
     struct disk *d = bs->opaque;
     struct request r = { .co = qemu_coroutine_self() };
+    int64_t told = qatomic_read(&d->told_size);
     int submitted;
 
+    /* qcow2 discards clusters whole, and its file may end inside the last */
+    bytes = MIN(bytes, MAX(told - offset, 0));
     bytes -= bytes_in_last_sector_behind(d, offset, bytes);
     if (!bytes) {
         return 0;

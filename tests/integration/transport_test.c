@@ -937,25 +937,41 @@ static gpointer scribble(gpointer word)
     return NULL;
 }
 
-static void test_unstable_payload(void)
+static void write_unstable(const struct iovec *iov, int n_iov,
+                           uint64_t *changing)
 {
-    const size_t len = 65536;
-    g_autofree uint8_t *buf = g_malloc0(len);
-    struct iovec iov = { buf, len };
     struct test_op t = { 0 };
     struct rados_step write[] = {
-        { .kind = RADOS_WRITE_FULL, .iov = &iov, .n_iov = 1 },
+        { .kind = RADOS_WRITE_FULL, .iov = iov, .n_iov = n_iov },
     };
     GThread *thread;
 
     g_atomic_int_set(&scribbling, 1);
-    thread = g_thread_new("scribble", scribble, buf + len / 2 - 64);
-    for (unsigned i = 0; i < 500; i++) {
+    thread = g_thread_new("scribble", scribble, changing);
+    for (unsigned i = 0; i < 200; i++) {
         CHECK_EQ(RUN(&t, PREFIX "unstable", RADOS_OP_WRITE, write), 0);
-        CHECK_EQ(t.op.pinned_bytes, len);
+        CHECK_EQ(t.op.copied_bytes, 0);
     }
     g_atomic_int_set(&scribbling, 0);
     g_thread_join(thread);
+}
+
+/* In one piece, in pieces in any order, and one page over and over. */
+static void test_unstable_payload(void)
+{
+    enum { PAGE = 4096, N = 16 };
+    g_autofree uint8_t *buf = g_malloc0(N * PAGE);
+    struct iovec one = { buf, N * PAGE };
+    struct iovec pieces[N];
+    struct iovec same[N];
+
+    for (unsigned i = 0; i < N; i++) {
+        pieces[i] = (struct iovec) { buf + (N - 1 - i) * PAGE, PAGE };
+        same[i] = (struct iovec) { buf, PAGE };
+    }
+    write_unstable(&one, 1, (uint64_t *)(buf + N * PAGE / 2 - 64));
+    write_unstable(pieces, N, (uint64_t *)(buf + 3 * PAGE + 64));
+    write_unstable(same, N, (uint64_t *)(buf + 64));
 }
 
 /* ---- clusters ---------------------------------------------------------- */
