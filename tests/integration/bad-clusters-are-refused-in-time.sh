@@ -132,6 +132,7 @@ host_refused ": unknown section [pools x], there are [pinrbd], [pool POOL] and \
 [pools x]
 pin = never
 END
+# shellcheck disable=SC1111 # the quotes are glib's
 host_refused ": Key file contains line “noise” which is not a key-value pair, \
 group, or comment" <<'END'
 noise
