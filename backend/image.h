@@ -66,6 +66,7 @@ struct pinrbd_image {
     struct ptimer tick;             /* the watchdog's look at this image */
     struct ptimer unquiesce;
     struct plog_limit slow_limit;
+    gint64 alive_us;                /* atomic; the watchdog's last look */
 };
 
 /* A reference to the metadata in force. */
@@ -81,6 +82,12 @@ void image_hold(struct pinrbd_image *image);
 void image_release(struct pinrbd_image *image);
 /* A queue with a closed gate has no write on its way any more. */
 void image_drained(struct pinrbd_image *image);
+
+/*
+ * Before a write: if this process stood still for long, its watch may be gone
+ * without its knowing; then writes are held until the header has been read.
+ */
+void image_check_stall(struct pinrbd_image *image);
 
 /* The timers and the watch's callbacks; start after a successful open. */
 void image_follow_init(struct pinrbd_image *image);

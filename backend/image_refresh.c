@@ -36,6 +36,7 @@
 #define SLOW_MS 15000           /* a request this old is worth a line */
 #define SLOW_EVERY_MS 30000
 #define UNQUIESCE_MS 10000
+#define STALLED_MS 10000        /* of silence of the watchdog */
 
 #define FEATURES_READ (PINRBD_FEATURE_LAYERING | PINRBD_FEATURE_STRIPINGV2 | \
                        PINRBD_FEATURE_DATA_POOL)
@@ -639,6 +640,31 @@ static void watch_gone(void *opaque, int err)
 
 /* ---- watchdog ----------------------------------------------------------- */
 
+void image_check_stall(struct pinrbd_image *image)
+{
+    gint64 alive_us = __atomic_load_n(&image->alive_us, __ATOMIC_ACQUIRE);
+    gint64 now_us = g_get_monotonic_time();
+    bool writable;
+
+    if (G_LIKELY(now_us - alive_us < STALLED_MS * G_GINT64_CONSTANT(1000))) {
+        return;
+    }
+    g_mutex_lock(&image->lock);
+    writable = image->writable;
+    g_mutex_unlock(&image->lock);
+    if (writable) {
+        refresh_kick(image);
+    }
+    /* Not before the gate is closed: who sees this does not look further. */
+    if (__atomic_compare_exchange_n(&image->alive_us, &alive_us, now_us, false,
+                                    __ATOMIC_RELEASE, __ATOMIC_RELAXED) &&
+        writable) {
+        plog(PINRBD_LOG_WARN, "image '%s': this process stood still for %"
+             PRIu64 " s; writes are held until the header has been read",
+             image->spec, (uint64_t)(now_us - alive_us) / 1000000);
+    }
+}
+
 static void tick_fired(struct ptimer *t)
 {
     struct pinrbd_image *image =
@@ -663,9 +689,11 @@ static void tick_fired(struct ptimer *t)
              "the OSDs have not answered");
     }
     watch_poll(&image->watch);
+    image_check_stall(image);
+    __atomic_store_n(&image->alive_us, g_get_monotonic_time(),
+                     __ATOMIC_RELEASE);
     ptimer_arm(&image->tick, TICK_MS);
 }
-
 
 /* ---- set-up ------------------------------------------------------------ */
 
@@ -680,6 +708,7 @@ void image_follow_init(struct pinrbd_image *image)
     image->watch.gone = watch_gone;
     image->watch.oid = image->header_oid;
     image->watch.opaque = image;
+    image->alive_us = g_get_monotonic_time();
     watch_init(&image->watch);
 }
 
@@ -693,5 +722,6 @@ void image_watch_anew(struct pinrbd_image *image)
 
 void image_follow_start(struct pinrbd_image *image)
 {
+    image->alive_us = g_get_monotonic_time();
     ptimer_arm(&image->tick, TICK_MS);
 }

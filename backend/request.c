@@ -508,6 +508,9 @@ static int submit(struct pinrbd_image *image, enum request_kind kind,
     struct request *r;
     int ret;
 
+    if (kind_writes(kind)) {
+        image_check_stall(image);
+    }
     g_mutex_lock(&q->lock);
     r = request_new_locked(image, q);
     if (!r) {
