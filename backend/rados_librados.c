@@ -742,6 +742,16 @@ static void conn_free(struct rados_conn *conn)
     g_free(c);
 }
 
+/* What waits for a monitor waits no longer than a connect does. */
+static void limit_mon_wait(struct conn *c, const struct named *names)
+{
+    g_autofree char *timeout = option_text(c->cluster, "client_mount_timeout");
+
+    if (timeout) {
+        prefer(c, names, "rados_mon_op_timeout", "0", timeout);
+    }
+}
+
 static int conn_new(const struct pinrbd_cluster_options *o,
                     struct rados_conn **ret, struct pinrbd_error *reterr)
 {
@@ -776,6 +786,7 @@ static int conn_new(const struct pinrbd_cluster_options *o,
     prefer(c, &names, "objecter_inflight_op_bytes", "104857600", "0");
     prefer(c, &names, "ms_async_op_threads", "3", "1");
     prefer(c, &names, "librados_thread_count", "2", "1");
+    limit_mon_wait(c, &names);
     c->identity = identity_text(c->cluster, &names);
     *ret = &c->base;
     return 0;
@@ -872,12 +883,52 @@ static struct rados_pool *pool_new(struct conn *c, rados_ioctx_t io,
     return &p->base;
 }
 
+/* Is the pool @name, or with that id if it is NULL, in the map we have? */
+static bool pool_in_map(struct conn *c, const char *name, int64_t id)
+{
+    int room = rados_pool_list(c->cluster, NULL, 0);
+    g_autofree char *list = room > 0 ? g_try_malloc0(room) : NULL;
+
+    /* a list that has grown meanwhile is cut, with its end marked as ever */
+    if (!list || rados_pool_list(c->cluster, list, room) < 0) {
+        return false;
+    }
+    for (const char *p = list; p < list + room && *p; p += strlen(p) + 1) {
+        if (name ? !strcmp(p, name)
+                 : rados_pool_lookup(c->cluster, p) == id) {
+            return true;
+        }
+    }
+    return false;
+}
+
+/*
+ * For a pool that it does not know librados asks for the newest map, and waits
+ * for ever.  So make sure first, in bounded time, that somebody answers; that
+ * we may not ask this question is an answer.
+ */
+static int pool_expect(struct conn *c, const char *name, int64_t id)
+{
+    const char *cmd = "{\"prefix\": \"version\"}";
+    int r;
+
+    if (pool_in_map(c, name, id)) {
+        return 0;
+    }
+    r = rados_mon_command(c->cluster, &cmd, 1, "", 0, NULL, NULL, NULL, NULL);
+    return r == -ETIMEDOUT ? r : 0;
+}
+
 static int pool_open(struct rados_conn *conn, const char *name, const char *ns,
                      struct rados_pool **ret)
 {
     struct conn *c = (struct conn *)conn;
     rados_ioctx_t io;
-    int r = rados_ioctx_create(c->cluster, name, &io);
+    int r = pool_expect(c, name, -1);
+
+    if (r == 0) {
+        r = rados_ioctx_create(c->cluster, name, &io);
+    }
 
     if (r < 0) {
         return r;
@@ -892,8 +943,11 @@ static int pool_open_id(struct rados_conn *conn, int64_t id, const char *ns,
     struct conn *c = (struct conn *)conn;
     rados_ioctx_t io;
     char name[256];
-    int r = rados_ioctx_create2(c->cluster, id, &io);
+    int r = pool_expect(c, NULL, id);
 
+    if (r == 0) {
+        r = rados_ioctx_create2(c->cluster, id, &io);
+    }
     if (r < 0) {
         return r;
     }

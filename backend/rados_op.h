@@ -170,7 +170,10 @@ struct rados_transport {
     int (*conn_option)(struct rados_conn *c, const char *key, char *buf,
                        size_t len);
 
-    /* Blocking, control path.  -ENOENT no such pool. */
+    /*
+     * Blocking, control path.  -ENOENT: no such pool, -ETIMEDOUT: no monitor
+     * says whether there is one.
+     */
     int (*pool_open)(struct rados_conn *c, const char *name, const char *ns,
                      struct rados_pool **ret);
     int (*pool_open_id)(struct rados_conn *c, int64_t id, const char *ns,

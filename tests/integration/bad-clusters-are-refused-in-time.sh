@@ -203,5 +203,30 @@ assert_eq "1 pinrbd: $cannot.admin: Connection timed out" "$rc $got"
 assert_fails_with "$cannot.admin: Connection timed out" \
     ours limited qemu-img create -f raw "$good-2:$quick" 1M
 
+# A connection from before can go on: images need no monitor to be opened. Only
+# it can say whether there is a pool that nobody has heard of.
+cluster start-mon "$cluster"
+sed -i "\$s/1/4/" "$conf"
+export pool conf top cluster
+qemu_python <<'PY'
+import os
+import subprocess
+
+from qemu import Qemu
+
+POOL = os.environ['pool']
+CONF = os.environ['conf']
+with Qemu.storage_daemon() as qsd:
+    qsd.add(node_name='a', pool=POOL, image='image', conf=CONF)
+    subprocess.check_call([os.environ['top'] + '/tests/cluster/cluster',
+                           'stop-mon', os.environ['cluster']])
+    qsd.add(node_name='b', pool=POOL, image='image', conf=CONF)
+    qsd.fails(f"image '{POOL}/none' does not exist", 'blockdev-add',
+              driver='rbd', node_name='c', pool=POOL, image='none', conf=CONF)
+    qsd.fails("cannot open pool 'nowhere': Connection timed out",
+              'blockdev-add', driver='rbd', node_name='c', pool='nowhere',
+              image='image', conf=CONF)
+PY
+
 cluster start-mon "$cluster"
 ours limited qemu-img info "$good" > /dev/null

@@ -3,7 +3,8 @@
 #
 # A module that was made for another build of QEMU is refused, with a message
 # and without a crash, by each program: by its stamp, and should that fit, by
-# the layout of the structures that the driver fills in.
+# the layout of the structures that the driver fills in. What is no module is
+# refused as well. Only where there is none, stock QEMU's driver opens the image.
 . "$(dirname "${BASH_SOURCE[0]}")/../lib/functions.sh"
 requires qemu-system-x86_64 qemu-storage-daemon qemu-nbd
 requires_module
@@ -36,3 +37,23 @@ refused qemu-system-x86_64 -nodefaults -display none -S -blockdev \
     "rbd,node-name=n,pool=$pool,image=i"
 # The right one is taken.
 ours qemu-img info "rbd:$pool/i" > /dev/null
+
+module=$tmp/modules/block-rbd.so
+no_module() { # REASON
+    assert_fails_with "Could not open 'rbd:$pool/i': $1" \
+        env QEMU_MODULE_DIR="$tmp/modules" qemu-img info "rbd:$pool/i"
+}
+echo 'no module' > "$module"
+no_module "failed to open module: $module: file too short"
+# A library that does not say that it is a module of QEMU.
+cp "$(ldconfig -p | sed -n 's/.*libz\.so\.1 .*=> //p' | head -n 1)" "$module"
+no_module "failed to initialize module: $module"
+
+# QEMU looks on; its own driver takes no option of ours.
+rm "$module"
+for folder in "$tmp/modules" "$tmp/none"; do
+    QEMU_MODULE_DIR=$folder qemu-io -f raw -c 'read -P 0 0 1M' "rbd:$pool/i"
+    assert_fails_with 'invalid conf option pin' env QEMU_MODULE_DIR="$folder" \
+        qemu-img info "rbd:$pool/i:pin=never"
+done
+ours qemu-img info "rbd:$pool/i:pin=never" > /dev/null

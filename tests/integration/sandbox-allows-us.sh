@@ -14,18 +14,30 @@ rbd create "$pool/b" --size 8M --image-feature layering
 
 export pool
 qemu_python <<'PY'
+import glob
 import os
+import re
 
-from qemu import Qemu
+import rados
+import rbd
+from qemu import Qemu, expect, wait_for
 
 POOL = os.environ['pool']
 with Qemu.system(
         '-sandbox', 'on,obsolete=deny,elevateprivileges=deny,spawn=deny,'
         'resourcecontrol=deny', '-object', 'iothread,id=t',
         '-blockdev', f'rbd,node-name=a,pool={POOL},image=a,discard=unmap',
-        '-device', 'virtio-blk-pci,drive=a,share-rw=on,iothread=t') as vm:
-    with open(f'/proc/{vm.pid}/status') as f:
-        assert 'Seccomp:\t2\n' in f.read(), 'no filter is active'
+        '-device', 'virtio-blk-pci,drive=a,share-rw=on,iothread=t',
+        env={'PINRBD_LOG_LEVEL': 'info'}) as vm:
+    # Each thread has the filter, those that the driver started too.
+    modes = {}
+    for path in glob.glob(f'/proc/{vm.pid}/task/*/status'):
+        with open(path) as f:
+            status = f.read()
+        modes[re.search(r'^Name:\s*(.*)', status, re.M)[1]] = \
+            re.search(r'^Seccomp:\s*(\d)', status, re.M)[1]
+    expect({'2'}, set(modes.values()), modes)
+    assert any('msgr' in name for name in modes), modes
     vm.cmd('cont')
     vm.io_ok('a', 'write -P 1 0 5M')
     vm.io_ok('a', 'read -P 1 0 5M')
@@ -40,6 +52,14 @@ with Qemu.system(
             {'driver': 'rbd', 'node-name': 'b', 'pool': POOL, 'image': 'b',
              'read-only': True}])
         vm.cmd('blockdev-del', node_name='b')
+    # What others do is followed on threads of librados and of our own.
+    with rados.Rados(conffile='') as c, c.open_ioctx(POOL) as io, \
+            rbd.Image(io, 'a') as image:
+        image.create_snap('snap')
+        image.resize(10 << 20)
+    wait_for('the new size is seen',
+             lambda: f'size is {10 << 20} bytes now' in vm.log())
+    vm.io_ok('a', 'write -P 2 6M 1M')
     # Another connection, and one that cannot be made.
     vm.cmd('blockdev-add', driver='rbd', node_name='b', pool=POOL, image='b',
            user='limited')

@@ -145,8 +145,17 @@ class Qemu:
         return Nbd(self, node)
 
     def end_nbd(self, node):
-        """Take the export back; a connection to it must have ended."""
-        self.cmd('block-export-del', id=f'x-{node}')
+        """Take the export back; connections to it must have ended."""
+        def deleted():
+            try:
+                self.cmd('block-export-del', id=f'x-{node}')
+                return True
+            except QmpError as e:
+                # The server has not seen the end of a connection yet.
+                assert 'still in use' in str(e), e
+                return False
+
+        wait_for('the export lets go', deleted)
         wait_for('the export is gone', lambda: not any(
             x['id'] == f'x-{node}' for x in self.cmd('query-block-exports')))
 
