@@ -73,6 +73,12 @@ static const struct option table[] = {
         "that have the same Ceph settings; own gives the image one of its "
         "own.",
     }, {
+        "lock-policy", KIND_CHOICE, FIELD(lock_policy),
+        "cooperative|exclusive", "cooperative",
+        "cooperative hands the image's exclusive lock to any client that asks "
+        "for it and takes it back for the next write; exclusive takes it when "
+        "the image is opened and keeps it, except for maintenance by `rbd`.",
+    }, {
         "block-size", KIND_NUMBER, FIELD(block_size), "0|512|4096", "0",
         "Logical and physical block size, in bytes, that a guest is told. "
         "0 says nothing, like QEMU's own driver, and the guest sees 512.",
@@ -91,6 +97,7 @@ static const struct option table[] = {
 /* Values of choices are stored by their place in the table's text. */
 G_STATIC_ASSERT(sizeof(enum pinrbd_pin) == sizeof(unsigned));
 G_STATIC_ASSERT(sizeof(enum pinrbd_handle) == sizeof(unsigned));
+G_STATIC_ASSERT(sizeof(enum pinrbd_lock_policy) == sizeof(unsigned));
 G_STATIC_ASSERT(sizeof(enum pinrbd_log_level) == sizeof(unsigned));
 
 /* `A b_c' -> `a-b-c' */

@@ -198,6 +198,18 @@ struct rados_transport {
     void (*notify_ack)(struct rados_pool *p, const char *oid,
                        uint64_t notify_id, uint64_t cookie,
                        const void *payload, size_t len);
+
+    /*
+     * Blocking, control path: a new snapshot id in pool @p, and giving one
+     * back, after which its data goes away.
+     */
+    int (*snap_alloc)(struct rados_pool *p, uint64_t *ret_id);
+    int (*snap_release)(struct rados_pool *p, uint64_t id);
+    /*
+     * Blocking: shut the client at @address ("IP:PORT/NONCE") out for the
+     * cluster's default time, and wait until this client's map says so.
+     */
+    int (*blocklist)(struct rados_conn *c, const char *address);
 };
 
 /* The librados transport (rados_librados.c). */

@@ -98,6 +98,11 @@ enum pinrbd_handle {        /* key `cluster-handle` */
     PINRBD_HANDLE_OWN,
 };
 
+enum pinrbd_lock_policy {   /* key `lock-policy` */
+    PINRBD_LOCK_COOPERATIVE = 0,
+    PINRBD_LOCK_EXCLUSIVE,
+};
+
 struct pinrbd_kv {
     const char *key;
     const char *value;
@@ -112,6 +117,7 @@ struct pinrbd_settings {
     uint32_t block_size;                /* bytes told to the guest; 0: stock */
     enum pinrbd_log_level log_level;
     char *stats_file;                   /* owned; NULL: none */
+    enum pinrbd_lock_policy lock_policy;
 };
 
 /*
@@ -242,6 +248,8 @@ struct pinrbd_image_info {
     char parent_image_id[32];
     char fsid[40];
     char address[128];          /* this client, as `rbd lock ls` prints it */
+    bool lock_owner;            /* of the exclusive lock, now */
+    uint64_t flags;             /* 1: object map invalid, 2: fast-diff too */
 };
 
 /* From memory; sets only the fields that fit into @ret->size. */
@@ -285,13 +293,43 @@ PINRBD_EXPORT int pinrbd_image_inactivate(struct pinrbd_image *image,
 #define PINRBD_RESIZE_GROW_ONLY 1u      /* smaller than now: success, no-op */
 
 /*
- * Set the size in the header and tell the other clients.  Never acts on a
- * stale size: the header must still be the one that was read.  Shrinking is
- * refused with -ENOTSUP.  Blocks.
+ * Set the size and tell the other clients.  Never acts on a stale size.  A
+ * smaller one removes the data behind it, which no request may use any more;
+ * PINRBD_RESIZE_GROW_ONLY forbids that.  Blocks.
  */
 PINRBD_EXPORT int pinrbd_image_resize(struct pinrbd_image *image,
                                       uint64_t size, unsigned flags,
                                       struct pinrbd_error *reterr);
+
+/*
+ * Snapshots of the head, by name; the image must be writable.  Each takes the
+ * exclusive lock where the image has one.  Blocks.
+ *
+ * create: -EEXIST the name is taken.  Point in time: it holds every write that
+ * had completed, and none that was submitted after.
+ * remove: -ENOENT; -EBUSY it is protected or has clones.
+ * rollback: the head gets the snapshot's size and data.  No request may be in
+ * flight.
+ */
+PINRBD_EXPORT int pinrbd_image_snap_create(struct pinrbd_image *image,
+                                           const char *name,
+                                           struct pinrbd_error *reterr);
+PINRBD_EXPORT int pinrbd_image_snap_remove(struct pinrbd_image *image,
+                                           const char *name,
+                                           struct pinrbd_error *reterr);
+PINRBD_EXPORT int pinrbd_image_snap_rollback(struct pinrbd_image *image,
+                                             const char *name,
+                                             struct pinrbd_error *reterr);
+
+/*
+ * What is known, from memory, of the bytes from @off on: *@ret_len (1 to @len)
+ * of them are zeroes (true: no object of the image or its parents has them),
+ * or may be data (false).  All is data where no object map is at hand: it is
+ * for snapshots, and for the head while this client owns the lock.
+ */
+PINRBD_EXPORT bool pinrbd_image_extent_is_zero(struct pinrbd_image *image,
+                                               uint64_t off, uint64_t len,
+                                               uint64_t *ret_len);
 
 struct pinrbd_create_options {
     size_t size;
@@ -301,7 +339,7 @@ struct pinrbd_create_options {
     const char *data_pool;      /* NULL: the same pool */
     uint64_t image_size;        /* bytes */
     uint8_t order;              /* 0: 22 */
-    uint64_t features;          /* 0: layering */
+    uint64_t features;          /* 0: rbd_default_features of pool or client */
     uint64_t stripe_unit;       /* 0 with stripe_count 0: none */
     uint64_t stripe_count;
 };
@@ -363,6 +401,11 @@ struct pinrbd_stats {
     uint64_t old_snapc;         /* writes resent with a newer context */
     uint64_t in_flight;         /* requests now */
     uint64_t oldest_ms;         /* age of the oldest one */
+    uint64_t lock_acquired, lock_released;
+    uint64_t map_updates;       /* object map operations */
+    uint64_t copyups;
+    uint64_t parent_reads;      /* requests sent to the parent */
+    uint64_t absent_reads;      /* objects known not to exist: not asked for */
 };
 
 /* A request is counted right after its callback. */
