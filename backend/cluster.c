@@ -16,7 +16,7 @@
  */
 #include "cluster.h"
 
-#include <glib.h>
+#include <errno.h>
 
 #include "args.h"
 
@@ -26,6 +26,7 @@ static GHashTable *registry;        /* under lock: identity -> cluster */
 
 static void cluster_free(struct pinrbd_cluster *cluster)
 {
+    g_hash_table_unref(cluster->claims);
     g_free(cluster->identity);
     g_free(cluster);
 }
@@ -82,6 +83,8 @@ int cluster_open(const struct rados_transport *t,
     cluster = g_new0(struct pinrbd_cluster, 1);
     cluster->identity = g_strdup_printf("%s\n%s", t->name,
                                         t->conn_identity(conn));
+    cluster->claims = g_hash_table_new_full(g_str_hash, g_str_equal, g_free,
+                                            NULL);
     cluster->shared = !o->own_handle;
     cluster->refs = 1;
     if (cluster->shared) {
@@ -154,15 +157,47 @@ void pinrbd_cluster_close(struct pinrbd_cluster *cluster)
     cluster_free(cluster);
 }
 
-unsigned cluster_mount_timeout_ms(struct pinrbd_cluster *cluster)
+int cluster_claim(struct pinrbd_cluster *cluster, const char *key)
+{
+    g_autoptr(GMutexLocker) locker = g_mutex_locker_new(&lock);
+
+    if (g_hash_table_contains(cluster->claims, key)) {
+        return -EBUSY;
+    }
+    g_hash_table_add(cluster->claims, g_strdup(key));
+    return 0;
+}
+
+void cluster_unclaim(struct pinrbd_cluster *cluster, const char *key)
+{
+    g_autoptr(GMutexLocker) locker = g_mutex_locker_new(&lock);
+
+    g_hash_table_remove(cluster->claims, key);
+}
+
+/* A number of seconds; @standard where there is none. */
+static double option_seconds(struct pinrbd_cluster *cluster, const char *key,
+                             double standard)
 {
     char text[64];
-    double seconds;
 
-    if (cluster->conn->t->conn_option(cluster->conn, "client_mount_timeout",
-                                      text, sizeof(text)) < 0) {
-        return 0;
+    if (cluster->conn->t->conn_option(cluster->conn, key, text,
+                                      sizeof(text)) < 0) {
+        return standard;
     }
-    seconds = g_ascii_strtod(text, NULL);
+    return g_ascii_strtod(text, NULL);
+}
+
+unsigned cluster_mount_timeout_ms(struct pinrbd_cluster *cluster)
+{
+    double seconds = option_seconds(cluster, "client_mount_timeout", 0);
+
     return seconds > 0 ? (unsigned)MIN(seconds * 1000, G_MAXINT) : 0;
+}
+
+unsigned cluster_watch_timeout_s(struct pinrbd_cluster *cluster)
+{
+    double seconds = option_seconds(cluster, "osd_client_watch_timeout", 30);
+
+    return CLAMP(seconds, 1, 3600);
 }

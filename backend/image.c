@@ -7,11 +7,8 @@
  * block their caller, one at a time, each with the deadline that
  * client_mount_timeout sets; they are never made from QEMU's loop.
  *
- * A resize acts on the header it has read: the new size is set only while the
- * header object still has that version, so it cannot undo what another client
- * did meanwhile.
- *
- * How an open image follows changes made by others is image_refresh.c.
+ * How an open image follows changes made by others is image_refresh.c, who may
+ * write exclusive_lock.c, and what changes it as a whole maintenance.c.
  */
 #include "image.h"
 
@@ -28,8 +25,6 @@
 #include "request.h"
 
 #define CLOSE_TIMEOUT_MS 10000
-#define NOTIFY_TIMEOUT_MS 5000  /* as librbd */
-#define MAX_RESIZE_TRIES 10
 
 static gint64 control_deadline(struct pinrbd_image *image)
 {
@@ -202,6 +197,24 @@ static int start_watch(struct pinrbd_image *image, gint64 deadline_us,
     return r;
 }
 
+/* What is known before the lock is wanted is better said now. */
+static int check_claim(struct pinrbd_image *image,
+                       const struct image_meta *meta,
+                       struct pinrbd_error *reterr)
+{
+    int r = 0;
+
+    if (meta->features & PINRBD_FEATURE_EXCLUSIVE_LOCK) {
+        r = image_lock_claim(image);
+    }
+    if (r < 0) {
+        fail_open(image, r, reterr, "is open for writing through the same "
+                  "connection, and its exclusive lock cannot tell the two "
+                  "apart; use cluster-handle=own");
+    }
+    return r;
+}
+
 /* Frees what exists of an image that nobody else knows or uses any more. */
 static void image_free(struct pinrbd_image *image)
 {
@@ -214,7 +227,10 @@ static void image_free(struct pinrbd_image *image)
     for (unsigned i = 0; i < QUEUES; i++) {
         queue_clear(&image->queues[i]);
     }
-    meta_unref(image->meta);
+    copyups_clear(&image->copyups);
+    for (unsigned i = 0; i < STRIPES; i++) {
+        g_mutex_clear(&image->stripes[i].lock);
+    }
     if (image->data_pool) {
         t->pool_close(image->data_pool);
     }
@@ -245,25 +261,45 @@ static void image_abandon(struct pinrbd_image *image)
          image->spec);
 }
 
+/* No request needs the parent any more, nor the maps. */
+static void drop_view(struct pinrbd_image *image)
+{
+    struct image_meta *meta[1 + QUEUES];
+
+    image_set_map(image, NULL);
+    g_mutex_lock(&image->lock);
+    meta[0] = g_steal_pointer(&image->meta);
+    for (unsigned i = 0; i < QUEUES; i++) {
+        meta[1 + i] = g_steal_pointer(&image->queues[i].meta);
+    }
+    g_mutex_unlock(&image->lock);
+    for (unsigned i = 0; i < G_N_ELEMENTS(meta); i++) {
+        meta_unref(meta[i]);
+    }
+}
+
 /*
  * Stop what follows the image, in the order in which one thing needs another:
- * the watch, a refresh (a retry that is armed sees `closing' and ends it), the
- * last thread that is still leaving.
+ * maintenance, the lock, the watch, a refresh (a retry that is armed sees
+ * `closing' and ends it), the parent, the last thread that is still leaving.
  */
 static void image_end(struct pinrbd_image *image)
 {
     ptimer_cancel(&image->tick);
+    maintenance_stop(image);
     g_mutex_lock(&image->lock);
     image->closing = true;
     g_mutex_unlock(&image->lock);
+    if (image->md_pool) {
+        image_lock_close(image, deadline_after(CLOSE_TIMEOUT_MS));
+    }
     if (watch_stop(&image->watch, deadline_after(CLOSE_TIMEOUT_MS)) < 0) {
         image_abandon(image);
         return;
     }
 
     g_mutex_lock(&image->lock);
-    while (image->refreshing ||
-           __atomic_load_n(&image->holds, __ATOMIC_ACQUIRE)) {
+    while (image->refreshing) {
         gint64 poll_us = g_get_monotonic_time() + 100 * 1000;
 
         if (!g_cond_wait_until(&image->changed, &image->lock, poll_us) &&
@@ -272,14 +308,43 @@ static void image_end(struct pinrbd_image *image)
         }
     }
     g_mutex_unlock(&image->lock);
+    drop_view(image);
+    g_mutex_lock(&image->lock);
+    while (__atomic_load_n(&image->holds, __ATOMIC_ACQUIRE)) {
+        g_cond_wait(&image->changed, &image->lock);
+    }
+    g_mutex_unlock(&image->lock);
     image_free(image);
 }
 
-static struct pinrbd_image *image_new(struct pinrbd_cluster *cluster,
-                                      const struct pinrbd_image_options *o)
+/* Where an image is: by names or, for a parent, by ids. */
+struct location {
+    const struct pinrbd_image_options *o;
+    const struct header_parent *parent;     /* NULL: use `o' */
+    struct pinrbd_image *child;
+};
+
+static char *describe(const struct location *at)
 {
-    struct pinrbd_image *image;
+    const struct pinrbd_image_options *o = at->o;
+    const struct header_parent *p = at->parent;
     const char *ns = o->ns && o->ns[0] ? o->ns : NULL;
+
+    if (p) {
+        return g_strdup_printf("%" PRId64 "/%s%s%s@%" PRIu64 ", parent of %s",
+                               p->pool_id, p->ns, p->ns[0] ? "/" : "",
+                               p->image_id, p->snap_id, at->child->spec);
+    }
+    return g_strconcat(o->pool, "/", ns ?: "", ns ? "/" : "",
+                       o->image ?: o->image_id, o->snapshot ? "@" : "",
+                       o->snapshot ?: "", NULL);
+}
+
+static struct pinrbd_image *image_new(struct pinrbd_cluster *cluster,
+                                      const struct location *at)
+{
+    const struct pinrbd_image_options *o = at->o;
+    struct pinrbd_image *image;
 
     if (posix_memalign((void **)&image, 64, sizeof(*image))) {
         return NULL;
@@ -287,11 +352,9 @@ static struct pinrbd_image *image_new(struct pinrbd_cluster *cluster,
     memset(image, 0, sizeof(*image));
     image->cluster = cluster_ref(cluster);
     image->settings = settings_dup(o->settings);
-    image->spec = g_strconcat(o->pool, "/", ns ?: "", ns ? "/" : "",
-                              o->image ?: o->image_id,
-                              o->snapshot ? "@" : "", o->snapshot ?: "",
-                              NULL);
-    image->snap_id = RADOS_NOSNAP;
+    image->spec = describe(at);
+    image->snap_id = at->parent ? at->parent->snap_id : RADOS_NOSNAP;
+    image->depth = at->child ? at->child->depth + 1 : 0;
     image->loading = true;
     image->resized = o->resized;
     image->opaque = o->opaque;
@@ -302,23 +365,33 @@ static struct pinrbd_image *image_new(struct pinrbd_cluster *cluster,
     for (unsigned i = 0; i < QUEUES; i++) {
         queue_init(&image->queues[i]);
     }
+    for (unsigned i = 0; i < STRIPES; i++) {
+        g_mutex_init(&image->stripes[i].lock);
+    }
+    copyups_init(&image->copyups);
+    image->watch.timeout_s = cluster_watch_timeout_s(cluster);
     image_follow_init(image);
     return image;
 }
 
-/* Everything of an open that can fail; the caller cleans up. */
-static int image_load(struct pinrbd_image *image,
-                      const struct pinrbd_image_options *o,
-                      struct pinrbd_error *reterr)
+/* The pool and the id of the image. */
+static int image_find(struct pinrbd_image *image, const struct location *at,
+                      gint64 deadline_us, struct pinrbd_error *reterr)
 {
-    gint64 deadline_us = control_deadline(image);
-    struct image_meta *meta = NULL;
-    char why[400];
-    uint64_t size;
+    struct rados_conn *conn = image->cluster->conn;
+    const struct pinrbd_image_options *o = at->o;
+    const char *id = at->parent ? at->parent->image_id : o->image_id;
     int r;
 
-    r = image->cluster->conn->t->pool_open(image->cluster->conn, o->pool,
-                                           o->ns ?: "", &image->md_pool);
+    if (at->parent) {
+        r = conn->t->pool_open_id(conn, at->parent->pool_id, at->parent->ns,
+                                  RADOS_NOSNAP, &image->md_pool);
+        if (r < 0) {
+            return fail_errno(image, r, reterr, "cannot open its pool");
+        }
+    } else {
+        r = conn->t->pool_open(conn, o->pool, o->ns ?: "", &image->md_pool);
+    }
     if (r == -ENOENT) {
         return perror_set(reterr, r, "pool '%s' does not exist", o->pool);
     }
@@ -328,19 +401,51 @@ static int image_load(struct pinrbd_image *image,
     }
     image->watch.pool = image->md_pool;
 
-    if (o->image) {
+    if (!at->parent && o->image) {
         r = find_id(image, o->image, deadline_us, reterr);
         if (r < 0) {
             return r;
         }
-    } else if (g_strlcpy(image->id, o->image_id, sizeof(image->id)) >=
+    } else if (g_strlcpy(image->id, id, sizeof(image->id)) >=
                sizeof(image->id)) {
-        return perror_set(reterr, -EINVAL, "image id '%s' is too long",
-                          o->image_id);
+        return perror_set(reterr, -EINVAL, "image id '%s' is too long", id);
     }
     snprintf(image->header_oid, sizeof(image->header_oid), "rbd_header.%s",
              image->id);
+    return 0;
+}
 
+/* The map of a snapshot does not change in what matters: load it once. */
+static void load_snap_map(struct pinrbd_image *image,
+                          const struct image_meta *meta, uint64_t size,
+                          gint64 deadline_us)
+{
+    struct object_map_home home = {
+        .pool = image->md_pool, .header_oid = image->header_oid,
+        .image_id = image->id, .spec = image->spec,
+    };
+
+    if (image->snap_id != RADOS_NOSNAP &&
+        meta->features & PINRBD_FEATURE_OBJECT_MAP) {
+        image_set_map(image, object_map_open_snap(
+            &home, image->snap_id, striper_objects(&image->layout, size),
+            deadline_us));
+    }
+}
+
+/* Everything of an open that can fail; the caller cleans up. */
+static int image_load(struct pinrbd_image *image, const struct location *at,
+                      gint64 deadline_us, struct pinrbd_error *reterr)
+{
+    const struct pinrbd_image_options *o = at->o;
+    struct image_meta *meta = NULL;
+    char why[400];
+    uint64_t size;
+    int r = image_find(image, at, deadline_us, reterr);
+
+    if (r < 0) {
+        return r;
+    }
     /* Watch first: an update between the two must not be missed. */
     if (image->writable) {
         r = start_watch(image, deadline_us, reterr);
@@ -352,15 +457,21 @@ static int image_load(struct pinrbd_image *image,
     if (r < 0) {
         return r;
     }
-    r = find_snap_id(image, meta, o->snapshot, reterr);
+    r = find_snap_id(image, meta, at->parent ? NULL : o->snapshot, reterr);
     if (r == 0) {
         r = image_judge(image, meta, image->writable, &size, why, sizeof(why));
         if (r < 0) {
             fail_open(image, r, reterr, why);
         }
     }
+    if (r == 0 && image->writable) {
+        r = check_claim(image, meta, reterr);
+    }
     if (r == 0) {
         r = open_data_pool(image, meta, reterr);
+    }
+    if (r == 0) {
+        r = image_link_parent(image, meta, &deadline_us, reterr);
     }
     if (r < 0) {
         meta_unref(meta);
@@ -371,30 +482,75 @@ static int image_load(struct pinrbd_image *image,
     image->oid_prefix_len = snprintf(image->oid_prefix,
                                      sizeof(image->oid_prefix), "%s.",
                                      meta->object_prefix);
+    load_snap_map(image, meta, size, deadline_us);
     image_publish(image, meta, size, 0);
     return 0;
 }
 
+/* lock-policy=exclusive: no VM starts on a disk that another one has. */
+static int lock_at_open(struct pinrbd_image *image, gint64 deadline_us,
+                        struct pinrbd_error *reterr)
+{
+    int r;
+
+    if (!image->writable ||
+        image->settings->lock_policy != PINRBD_LOCK_EXCLUSIVE) {
+        return 0;
+    }
+    r = image_lock_pin(image, deadline_us);
+    if (r == 0) {
+        image_lock_unpin(image);
+        return 0;
+    }
+    /* not -EROFS: nobody meant to open it read-only then */
+    return perror_set(reterr, r == -EROFS ? -EBUSY : r, "image '%s': cannot "
+                      "get its exclusive lock: %s", image->spec,
+                      image->lk.refused_by[0] ? image->lk.refused_by
+                                              : g_strerror(-r));
+}
+
 static int image_open(struct pinrbd_cluster *cluster,
-                      const struct pinrbd_image_options *o,
+                      const struct location *at, gint64 deadline_us,
                       struct pinrbd_image **ret, struct pinrbd_error *reterr)
 {
-    struct pinrbd_image *image = image_new(cluster, o);
+    const struct pinrbd_image_options *o = at->o;
+    struct pinrbd_image *image = image_new(cluster, at);
     int r;
 
     if (!image) {
         return perror_set(reterr, -ENOMEM, "no memory for an image");
     }
     image->writable = !o->read_only && !o->snapshot && !o->inactive;
-    r = image_load(image, o, reterr);
+    r = image_load(image, at, deadline_us, reterr);
     if (r < 0) {
         image_end(image);
         return r;
     }
     image_loaded(image);
     image_follow_start(image);
+    r = lock_at_open(image, deadline_us, reterr);
+    if (r < 0) {
+        image_end(image);
+        return r;
+    }
     *ret = image;
     return 0;
+}
+
+int image_open_parent(struct pinrbd_image *child,
+                      const struct header_parent *spec, gint64 deadline_us,
+                      struct pinrbd_image **ret, struct pinrbd_error *reterr)
+{
+    const struct pinrbd_image_options o = {
+        .read_only = true, .settings = child->settings,
+    };
+    const struct location at = { &o, spec, child };
+
+    if (child->depth >= PARENT_DEPTH_MAX) {
+        return perror_set(reterr, -ELOOP, "image '%s': more than %u parents",
+                          child->spec, PARENT_DEPTH_MAX);
+    }
+    return image_open(child->cluster, &at, deadline_us, ret, reterr);
 }
 
 int pinrbd_image_open(struct pinrbd_cluster *cluster,
@@ -411,7 +567,9 @@ int pinrbd_image_open(struct pinrbd_cluster *cluster,
         (all.image && !all.image[0])) {
         return perror_set(reterr, -EINVAL, "a pool and an image are needed");
     }
-    return image_open(cluster, &all, ret, reterr);
+    return image_open(cluster, &(struct location) { .o = &all },
+                      deadline_after(cluster_mount_timeout_ms(cluster)), ret,
+                      reterr);
 }
 
 /* ---- close -------------------------------------------------------------- */
@@ -454,13 +612,17 @@ int pinrbd_image_refresh(struct pinrbd_image *image,
 static void set_writable(struct pinrbd_image *image, bool writable,
                          int write_error)
 {
-    g_autoptr(GMutexLocker) locker = g_mutex_locker_new(&image->lock);
-
+    g_mutex_lock(&image->lock);
     image->writable = writable;
     for (unsigned i = 0; i < QUEUES; i++) {
         g_mutex_lock(&image->queues[i].lock);
         image->queues[i].write_error = writable ? write_error : -EROFS;
         g_mutex_unlock(&image->queues[i].lock);
+    }
+    g_cond_broadcast(&image->changed);
+    g_mutex_unlock(&image->lock);
+    if (!writable) {
+        image_gate(image, 0, GATE_LOCK);    /* what waits is refused */
     }
 }
 
@@ -482,14 +644,30 @@ static int activate(struct pinrbd_image *image, gint64 deadline_us,
             fail_open(image, r, reterr, why);
         }
     }
+    if (r == 0) {
+        r = check_claim(image, meta, reterr);
+    }
+    if (r == 0) {
+        r = image_link_parent(image, meta, &deadline_us, reterr);
+    }
     if (r < 0) {
         meta_unref(meta);
+        image_lock_unclaim(image);
         (void)watch_stop(&image->watch, deadline_after(CLOSE_TIMEOUT_MS));
         return r;
     }
     set_writable(image, true, -EROFS);
     image_publish(image, meta, size, 0);
     return 0;
+}
+
+/* Writes on their way end, the lock goes, then the watch. */
+static int inactivate(struct pinrbd_image *image)
+{
+    set_writable(image, false, 0);
+    wait_idle(image, true);
+    image_lock_close(image, deadline_after(CLOSE_TIMEOUT_MS));
+    return watch_stop(&image->watch, deadline_after(CLOSE_TIMEOUT_MS));
 }
 
 int pinrbd_image_activate(struct pinrbd_image *image,
@@ -514,105 +692,26 @@ int pinrbd_image_activate(struct pinrbd_image *image,
     image_watch_anew(image);
     r = activate(image, deadline_us, reterr);
     image_loaded(image);
+    if (r == 0) {
+        maintenance_resume(image);
+        r = lock_at_open(image, deadline_us, reterr);
+        if (r < 0) {
+            (void)inactivate(image);
+        }
+    }
     return r;
 }
 
 int pinrbd_image_inactivate(struct pinrbd_image *image,
                             struct pinrbd_error *reterr)
 {
-    g_autoptr(GMutexLocker) locker = g_mutex_locker_new(&image->control);
+    g_autoptr(GMutexLocker) locker = NULL;
     int r;
 
-    if (!image->writable) {
-        return 0;
-    }
-    set_writable(image, false, 0);
-    wait_idle(image, true);
-    r = watch_stop(&image->watch, deadline_after(CLOSE_TIMEOUT_MS));
+    maintenance_stop(image);
+    locker = g_mutex_locker_new(&image->control);
+    r = image->writable ? inactivate(image) : 0;
     return r < 0 ? fail_errno(image, r, reterr, "cannot stop watching it")
-                 : 0;
-}
-
-/* One try of a resize: -EAGAIN when the header changed in between. */
-static int resize_try(struct pinrbd_image *image, uint64_t size,
-                      unsigned flags, gint64 deadline_us)
-{
-    struct image_meta *meta;
-    uint8_t in[8];
-    struct penc e;
-    struct iovec iov = { in, sizeof(in) };
-    struct rados_step steps[] = {
-        { .kind = RADOS_ASSERT_VERSION },
-        { .kind = RADOS_CALL, .cls = "rbd", .method = "set_size",
-          .iov = &iov, .n_iov = 1 },
-    };
-    struct rados_op op = {
-        .oid = image->header_oid, .steps = steps, .n_steps = 2,
-        .flags = RADOS_OP_WRITE | RADOS_OP_COPY,
-    };
-    int r = image_refresh_sync(image, deadline_us);
-
-    if (r < 0) {
-        return r;
-    }
-    meta = image_meta(image);
-    steps[0].off = meta->version;
-    if (size == meta->size || (size < meta->size &&
-                               flags & PINRBD_RESIZE_GROW_ONLY)) {
-        r = 1;
-    } else if (size < meta->size) {
-        r = -ENOTSUP;
-    }
-    meta_unref(meta);
-    if (r) {
-        return r;
-    }
-    penc_init(&e, in, sizeof(in));
-    penc_u64(&e, size);
-    r = rados_op_sync(image->md_pool, &op, deadline_us);
-    return r == -ERANGE || r == -EOVERFLOW ? -EAGAIN : r;
-}
-
-int pinrbd_image_resize(struct pinrbd_image *image, uint64_t size,
-                        unsigned flags, struct pinrbd_error *reterr)
-{
-    g_autoptr(GMutexLocker) locker = g_mutex_locker_new(&image->control);
-    gint64 deadline_us = control_deadline(image);
-    uint8_t payload[NOTIFY_MAX];
-    size_t len;
-    int r = -EAGAIN;
-
-    if (!image->writable) {
-        return fail_open(image, -EROFS, reterr, "is open read-only and "
-                         "cannot be resized");
-    }
-    if (size > INT64_MAX) {
-        return perror_set(reterr, -EINVAL, "image '%s': size %" PRIu64
-                          " is too large", image->spec, size);
-    }
-    for (unsigned i = 0; r == -EAGAIN && i < MAX_RESIZE_TRIES; i++) {
-        r = resize_try(image, size, flags, deadline_us);
-    }
-    if (r == -ENOTSUP) {
-        return perror_set(reterr, r, "image '%s': shrinking to %" PRIu64
-                          " bytes is not supported; use `rbd resize "
-                          "--allow-shrink'", image->spec, size);
-    }
-    if (r < 0) {
-        return fail_errno(image, r, reterr, "cannot set its size");
-    }
-    if (r == 1) {
-        return 0;               /* nothing to do */
-    }
-    len = notify_encode(NOTIFY_HEADER_UPDATE, payload);
-    r = rados_notify_sync(image->md_pool, image->header_oid, payload, len,
-                          NOTIFY_TIMEOUT_MS);
-    if (r < 0) {
-        plog(PINRBD_LOG_WARN, "image '%s': not all clients were told of its "
-             "new size: %s", image->spec, g_strerror(-r));
-    }
-    r = image_refresh_sync(image, deadline_us);
-    return r < 0 ? fail_errno(image, r, reterr, "cannot read its header again")
                  : 0;
 }
 
@@ -645,7 +744,12 @@ void pinrbd_image_info(struct pinrbd_image *image,
         .parent_snap_id = meta->parent.snap_id,
         .parent_overlap = meta->overlap,
         .read_only = !image->writable,
+        .flags = meta->flags,
     };
+
+    g_mutex_lock(&image->lock);
+    info.lock_owner = image->lk.owned;
+    g_mutex_unlock(&image->lock);
 
     g_strlcpy(info.id, image->id, sizeof(info.id));
     g_strlcpy(info.object_prefix, meta->object_prefix,
@@ -716,11 +820,64 @@ void pinrbd_image_stats(struct pinrbd_image *image, struct pinrbd_stats *ret)
         sum.read_copied_bytes += c.read_copied_bytes;
         sum.late_refs += c.late_refs;
         sum.old_snapc += c.old_snapc;
+        sum.parent_reads += c.parent_reads;
+        sum.absent_reads += c.absent_reads;
     }
     sum.oldest_ms = request_oldest(image->queues, &n, &kind, &off, &len) /
                     1000;
     g_mutex_lock(&image->lock);
     sum.refreshes = image->n_refreshes;
+    sum.lock_acquired = image->lk.acquired;
+    sum.lock_released = image->lk.released;
+    sum.map_updates = image->map_ops + (image->map ?
+                                        object_map_ops(image->map) : 0);
     g_mutex_unlock(&image->lock);
+    sum.copyups = __atomic_load_n(&image->copyups.done, __ATOMIC_RELAXED);
     memcpy(ret, &sum, MIN(ret->size, sizeof(sum)));
+}
+
+/* ---- extents ------------------------------------------------------------ */
+
+/*
+ * In the end all that lies in objects nobody has reads as zeroes.  What a
+ * parent would give is asked of the parent; the chain is short and bounded.
+ */
+static bool extent_is_zero(struct pinrbd_image *image, uint64_t off,
+                           uint64_t len, uint64_t *ret_len)
+{
+    struct image_meta *meta;
+    struct object_map *map;
+    struct object_extent e;
+    uint64_t from_parent;
+    bool zero = false;
+
+    image_view(image, &meta, &map);
+    e = striper_map(&image->layout, off, len);
+    *ret_len = e.len;
+    from_parent = meta->parent_link && off < meta->parent_overlap ?
+                  MIN(e.len, meta->parent_overlap - off) : 0;
+    if (map && object_map_absent(map, e.object) &&
+        image_trusts_map(image, from_parent)) {
+        zero = true;
+        if (from_parent) {
+            zero = extent_is_zero(meta->parent_link->image, off, from_parent,
+                                  ret_len);
+        }
+    }
+    object_map_unref(map);
+    meta_unref(meta);
+    return zero;
+}
+
+bool pinrbd_image_extent_is_zero(struct pinrbd_image *image, uint64_t off,
+                                 uint64_t len, uint64_t *ret_len)
+{
+    bool zero = extent_is_zero(image, off, len, ret_len);
+    uint64_t n;
+
+    while (*ret_len < len &&
+           extent_is_zero(image, off + *ret_len, len - *ret_len, &n) == zero) {
+        *ret_len += n;
+    }
+    return zero;
 }

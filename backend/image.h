@@ -8,14 +8,16 @@
 #include <glib.h>
 
 #include "cluster.h"
+#include "exclusive_lock.h"
 #include "image_header.h"
 #include "log.h"
+#include "maintenance.h"
+#include "parent.h"
 #include "queue.h"
+#include "request.h"
 #include "striper.h"
 #include "timer.h"
 #include "watch.h"
-
-struct object_request;
 
 struct pinrbd_image {
     /* fixed after open */
@@ -31,16 +33,22 @@ struct pinrbd_image {
     char header_oid[64];
     char oid_prefix[104];           /* of data objects, with the dot */
     size_t oid_prefix_len;
+    unsigned depth;                 /* in a chain of parents; 0: the image */
     void (*resized)(void *opaque);
     void *opaque;
 
     struct queue queues[QUEUES];    /* their own locks, inside `lock' */
+    struct object_stripe stripes[STRIPES];  /* likewise */
+    struct copyups copyups;                 /* likewise */
 
     GMutex control;                 /* one control call at a time; outermost */
     GMutex lock;
     GCond changed;
     /* under lock */
-    struct image_meta *meta;        /* a reference */
+    struct image_meta *meta;        /* references */
+    struct object_map *map;         /* NULL: none to be used */
+    struct image_lock lk;
+    struct maintenance maintenance;
     unsigned gates;                 /* as in every queue */
     bool writable;                  /* watched, writes admitted */
     bool loading;                   /* no refresh yet, see image_loaded() */
@@ -66,11 +74,40 @@ struct pinrbd_image {
     struct ptimer tick;             /* the watchdog's look at this image */
     struct ptimer unquiesce;
     struct plog_limit slow_limit;
+    /* by a clock that does not stop while the host is suspended */
     gint64 alive_us;                /* atomic; the watchdog's last look */
+    gint64 lease_us;                /* atomic; see image_trusts_map() */
+    uint64_t parent_epoch;          /* atomic; changes with parent, overlap */
+    uint64_t map_ops;               /* atomic; of maps that are gone */
 };
 
-/* A reference to the metadata in force. */
+uint64_t image_gid(const struct pinrbd_image *image);
+/* Send @m to the watchers and wait; as rados_notify_sync(). */
+int image_notify(struct pinrbd_image *image, const struct notify_msg *m,
+                 GByteArray *reply);
+
+/* References to the metadata, and to the map, in force. */
 struct image_meta *image_meta(struct pinrbd_image *image);
+void image_view(struct pinrbd_image *image, struct image_meta **ret_meta,
+                struct object_map **ret_map);
+/* Use @map, whose reference is taken (NULL: none), instead of the present. */
+void image_set_map(struct pinrbd_image *image, struct object_map *map);
+/*
+ * May a read leave out an object that the map does not have, @parent_len bytes
+ * of which the parent would have?  For the head only while it is certain that
+ * our lock has not been broken, because our watch was confirmed lately.
+ */
+bool image_trusts_map(struct pinrbd_image *image, uint64_t parent_len);
+/* The watch was confirmed, as far as librados knows. */
+void image_renew_lease(struct pinrbd_image *image);
+
+/* Close and open gates; what may go then goes. */
+void image_gate(struct pinrbd_image *image, unsigned set, unsigned clear);
+/* End with @error what waits at the gates. */
+void image_fail_waiting(struct pinrbd_image *image, int error);
+/* Both under the image's lock. */
+bool image_has_waiting(struct pinrbd_image *image);
+unsigned image_active_writes(struct pinrbd_image *image);
 
 /* @o was refused for its old snapshot context: send it after a refresh. */
 void image_park(struct pinrbd_image *image, struct object_request *o);
@@ -113,9 +150,21 @@ int image_refresh_sync(struct pinrbd_image *image, gint64 deadline_us);
  */
 int image_judge(struct pinrbd_image *image, const struct image_meta *meta,
                 bool writable, uint64_t *ret_size, char *buf, size_t size);
-/* Use @meta, whose reference is taken, from now on. */
+/*
+ * Set what @meta says of the parent of the opened revision, with a link to it:
+ * the one in use if it is the same, else it is opened.  With a NULL @deadline
+ * nothing blocks, and -EAGAIN says that it would.
+ */
+int image_link_parent(struct pinrbd_image *image, struct image_meta *meta,
+                      const gint64 *deadline_us, struct pinrbd_error *reterr);
+/* Use @meta, whose reference is taken and which is linked, from now on. */
 void image_publish(struct pinrbd_image *image, struct image_meta *meta,
                    uint64_t size, int write_error);
+
+/* Open @spec read-only, as the parent of @child. */
+int image_open_parent(struct pinrbd_image *child,
+                      const struct header_parent *spec, gint64 deadline_us,
+                      struct pinrbd_image **ret, struct pinrbd_error *reterr);
 
 /*
  * What keeps @meta from being used, as one text; 0, -ENOSYS, or -EROFS for

@@ -22,6 +22,7 @@
 #include <string.h>
 
 #include "codec.h"
+#include "parent.h"
 #include "striper.h"
 
 #define SNAPS_PER_OP 32
@@ -59,6 +60,7 @@ struct image_meta *meta_ref(struct image_meta *m)
 void meta_unref(struct image_meta *m)
 {
     if (m && g_atomic_ref_count_dec(&m->refs)) {
+        parent_unref(m->parent_link);
         g_free(m->snap_ids);
         g_free(m->snaps);
         g_free(m);
@@ -238,6 +240,7 @@ int header_decode_snap(const struct rados_blob *info,
     s->size = pdec_u64(&body);
     s->time_s = pdec_u32(&body);
     s->time_ns = pdec_u32(&body);
+    s->n_children = pdec_u32(&body);
     if (!pdec_ok(&d) || !pdec_ok(&body) || !pdec_ok(&ns)) {
         return bad(ret_what, "snapshot_get: truncated or too long");
     }

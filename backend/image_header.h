@@ -23,9 +23,12 @@ struct header_snap {
     uint32_t time_s;
     uint32_t time_ns;
     uint32_t type;              /* 0: user */
+    uint32_t n_children;        /* clones of version 2 */
     bool is_protected;
     char name[256];
 };
+
+struct parent;
 
 /* Immutable once published; counted. */
 struct image_meta {
@@ -46,6 +49,10 @@ struct image_meta {
     struct rados_snapc snapc;   /* ids in `snap_ids' */
     uint64_t *snap_ids;         /* descending */
     struct header_snap *snaps;  /* in the order of snap_ids */
+    /* for the revision that is open; set before it is published */
+    struct parent *parent_link; /* a reference; NULL: none is needed */
+    uint64_t parent_overlap;    /* bytes */
+    uint64_t parent_epoch;      /* the image's, of that parent and overlap */
 };
 
 struct image_meta *meta_new(void);

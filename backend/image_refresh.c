@@ -28,7 +28,10 @@
 #include <inttypes.h>
 #include <stdio.h>
 #include <string.h>
+#include <time.h>
 
+#include "jobs.h"
+#include "rados_sync.h"
 #include "request.h"
 
 #define RETRY_MS 1000
@@ -36,12 +39,15 @@
 #define SLOW_MS 15000           /* a request this old is worth a line */
 #define SLOW_EVERY_MS 30000
 #define UNQUIESCE_MS 10000
+#define NOTIFY_TIMEOUT_MS 5000  /* as librbd */
 #define STALLED_MS 10000        /* of silence of the watchdog */
 
 #define FEATURES_READ (PINRBD_FEATURE_LAYERING | PINRBD_FEATURE_STRIPINGV2 | \
                        PINRBD_FEATURE_DATA_POOL)
 #define FEATURES_WRITE (FEATURES_READ | PINRBD_FEATURE_DEEP_FLATTEN | \
-                        PINRBD_FEATURE_OPERATIONS)
+                        PINRBD_FEATURE_OPERATIONS | \
+                        PINRBD_FEATURE_EXCLUSIVE_LOCK | \
+                        PINRBD_FEATURE_OBJECT_MAP | PINRBD_FEATURE_FAST_DIFF)
 
 static void refresh_kick(struct pinrbd_image *image);
 
@@ -78,9 +84,8 @@ static void list_features(uint64_t bits, char *buf, size_t size)
 int image_check_features(const struct image_meta *meta, bool writable,
                          char *buf, size_t size)
 {
-    uint64_t known = FEATURES_WRITE | PINRBD_FEATURE_EXCLUSIVE_LOCK |
-                     PINRBD_FEATURE_OBJECT_MAP | PINRBD_FEATURE_FAST_DIFF |
-                     PINRBD_FEATURE_JOURNALING | PINRBD_FEATURE_NON_PRIMARY;
+    uint64_t known = FEATURES_WRITE | PINRBD_FEATURE_JOURNALING |
+                     PINRBD_FEATURE_NON_PRIMARY;
     uint64_t named = known | PINRBD_FEATURE_MIGRATING |
                      PINRBD_FEATURE_DIRTY_CACHE;
     /*
@@ -114,6 +119,59 @@ struct image_meta *image_meta(struct pinrbd_image *image)
     g_autoptr(GMutexLocker) locker = g_mutex_locker_new(&image->lock);
 
     return meta_ref(image->meta);
+}
+
+void image_view(struct pinrbd_image *image, struct image_meta **ret_meta,
+                struct object_map **ret_map)
+{
+    g_autoptr(GMutexLocker) locker = g_mutex_locker_new(&image->lock);
+
+    *ret_meta = meta_ref(image->meta);
+    *ret_map = object_map_ref(image->map);
+}
+
+void image_set_map(struct pinrbd_image *image, struct object_map *map)
+{
+    struct object_map *old[1 + QUEUES];
+
+    g_mutex_lock(&image->lock);
+    old[0] = image->map;
+    image->map = map;
+    for (unsigned i = 0; i < QUEUES; i++) {
+        struct queue *q = &image->queues[i];
+
+        g_mutex_lock(&q->lock);
+        old[1 + i] = q->map;
+        q->map = object_map_ref(map);
+        g_mutex_unlock(&q->lock);
+    }
+    g_mutex_unlock(&image->lock);
+
+    if (old[0]) {
+        object_map_end(old[0]);
+        __atomic_add_fetch(&image->map_ops, object_map_ops(old[0]),
+                           __ATOMIC_RELAXED);
+    }
+    for (unsigned i = 0; i < G_N_ELEMENTS(old); i++) {
+        object_map_unref(old[i]);
+    }
+}
+
+uint64_t image_gid(const struct pinrbd_image *image)
+{
+    struct rados_conn *conn = image->cluster->conn;
+
+    return conn->t->conn_instance(conn);
+}
+
+int image_notify(struct pinrbd_image *image, const struct notify_msg *m,
+                 GByteArray *reply)
+{
+    uint8_t payload[NOTIFY_MAX];
+    size_t len = notify_encode(m, payload);
+
+    return rados_notify_sync(image->md_pool, image->header_oid, payload, len,
+                             NOTIFY_TIMEOUT_MS, reply);
 }
 
 static const struct header_snap *find_snap(const struct image_meta *meta,
@@ -158,48 +216,35 @@ int image_judge(struct pinrbd_image *image, const struct image_meta *meta,
         snprintf(buf, size, "its snapshot does not exist any more");
         return r;
     }
-    r = image_check_features(meta, writable, buf, size);
-    if (r == 0 && overlap) {
-        snprintf(buf, size, "is a clone whose parent is still needed, which "
-                 "is not supported; `rbd flatten' makes it independent");
-        r = -ENOSYS;
-    }
-    return r;
+    return image_check_features(meta, writable, buf, size);
 }
 
-/* Swap @meta (its reference is taken) into the image and all queues. */
-void image_publish(struct pinrbd_image *image, struct image_meta *meta,
-                   uint64_t size, int write_error)
+int image_link_parent(struct pinrbd_image *image, struct image_meta *meta,
+                      const gint64 *deadline_us, struct pinrbd_error *reterr)
 {
-    struct image_meta *old;
-    uint64_t old_size;
+    struct parent *link = NULL;
+    uint64_t size, overlap;
+    int r = revision(meta, image->snap_id, &size, &overlap);
 
+    if (r < 0 || !overlap) {
+        return r;
+    }
     g_mutex_lock(&image->lock);
-    old = image->meta;
-    old_size = image->queues[0].size;
-    image->meta = meta;
-    for (unsigned i = 0; i < QUEUES; i++) {
-        struct queue *q = &image->queues[i];
-        struct image_meta *q_old;
-
-        g_mutex_lock(&q->lock);
-        q_old = q->meta;
-        q->meta = meta_ref(meta);
-        q->size = size;
-        q->write_error = image->writable ? write_error : -EROFS;
-        g_mutex_unlock(&q->lock);
-        meta_unref(q_old);
+    if (image->meta && parent_is(image->meta->parent_link, &meta->parent)) {
+        link = parent_ref(image->meta->parent_link);
     }
     g_mutex_unlock(&image->lock);
-
-    if (old && size != old_size) {
-        plog(PINRBD_LOG_INFO, "image '%s': size is %" PRIu64 " bytes now",
-             image->spec, size);
-        if (image->resized) {
-            image->resized(image->opaque);
-        }
+    if (!link && !deadline_us) {
+        return -EAGAIN;
     }
-    meta_unref(old);
+    if (!link) {
+        r = parent_open(image, &meta->parent, *deadline_us, &link, reterr);
+    }
+    if (r == 0) {
+        meta->parent_link = link;
+        meta->parent_overlap = MIN(overlap, pinrbd_image_size(link->image));
+    }
+    return r;
 }
 
 /* ---- gates -------------------------------------------------------------- */
@@ -236,7 +281,7 @@ static void dispatch(struct request *waiting[QUEUES])
     }
 }
 
-static void gate(struct pinrbd_image *image, unsigned set, unsigned clear)
+void image_gate(struct pinrbd_image *image, unsigned set, unsigned clear)
 {
     struct request *waiting[QUEUES] = { NULL };
 
@@ -244,6 +289,44 @@ static void gate(struct pinrbd_image *image, unsigned set, unsigned clear)
     gate_locked(image, set, clear, waiting);
     g_mutex_unlock(&image->lock);
     dispatch(waiting);
+}
+
+bool image_has_waiting(struct pinrbd_image *image)
+{
+    bool waiting = false;
+
+    for (unsigned i = 0; i < QUEUES; i++) {
+        g_mutex_lock(&image->queues[i].lock);
+        waiting |= image->queues[i].waiting != NULL;
+        g_mutex_unlock(&image->queues[i].lock);
+    }
+    return waiting;
+}
+
+void image_fail_waiting(struct pinrbd_image *image, int error)
+{
+    for (unsigned i = 0; i < QUEUES; i++) {
+        struct queue *q = &image->queues[i];
+        struct request *list;
+
+        g_mutex_lock(&q->lock);
+        list = q->waiting;
+        q->waiting = NULL;
+        q->waiting_end = &q->waiting;
+        g_mutex_unlock(&q->lock);
+        request_fail_list(list, error);
+    }
+}
+
+/* Without the lock that a write needs, it waits.  Under the image's lock. */
+static void lock_gate_locked(struct pinrbd_image *image,
+                             struct request *waiting[QUEUES])
+{
+    if (!image_needs_lock_locked(image)) {
+        gate_locked(image, 0, GATE_LOCK, waiting);
+    } else if (image->lk.state != LOCK_HELD || image->lk.check) {
+        gate_locked(image, GATE_LOCK, 0, waiting);
+    }
 }
 
 void image_hold(struct pinrbd_image *image)
@@ -259,7 +342,7 @@ void image_release(struct pinrbd_image *image)
     g_cond_broadcast(&image->changed);
 }
 
-static unsigned active_writes(struct pinrbd_image *image)
+unsigned image_active_writes(struct pinrbd_image *image)
 {
     unsigned n = 0;
 
@@ -277,18 +360,80 @@ void image_drained(struct pinrbd_image *image)
     bool ack = false;
 
     g_mutex_lock(&image->lock);
-    if (image->quiescing && !active_writes(image)) {
+    g_cond_broadcast(&image->changed);
+    if (image->quiescing && !image->maintenance.running &&
+        !image_active_writes(image)) {
         image->quiescing = false;
         notify_id = image->quiesce_notify;
         ack = true;
     }
     g_mutex_unlock(&image->lock);
     if (ack) {
-        watch_ack(&image->watch, notify_id, true);
+        watch_ack_result(&image->watch, notify_id, 0);
     }
 }
 
+/* ---- publishing --------------------------------------------------------- */
+
+/* Swap @meta (its reference is taken) into the image and all queues. */
+void image_publish(struct pinrbd_image *image, struct image_meta *meta,
+                   uint64_t size, int write_error)
+{
+    struct request *waiting[QUEUES] = { NULL };
+    struct image_meta *old;
+    uint64_t old_size;
+    bool forget;
+
+    g_mutex_lock(&image->lock);
+    old = image->meta;
+    old_size = image->queues[0].size;
+    meta->parent_epoch = image->parent_epoch;
+    if (old && (old->parent_link != meta->parent_link ||
+                old->parent_overlap != meta->parent_overlap)) {
+        meta->parent_epoch++;
+        __atomic_store_n(&image->parent_epoch, meta->parent_epoch,
+                         __ATOMIC_RELEASE);
+    }
+    image->meta = meta;
+    for (unsigned i = 0; i < QUEUES; i++) {
+        struct queue *q = &image->queues[i];
+        struct image_meta *q_old;
+
+        g_mutex_lock(&q->lock);
+        q_old = q->meta;
+        q->meta = meta_ref(meta);
+        q->size = size;
+        q->write_error = image->writable ? write_error : -EROFS;
+        g_mutex_unlock(&q->lock);
+        meta_unref(q_old);
+    }
+    forget = !image_needs_lock_locked(image) && image->map &&
+             image->snap_id == RADOS_NOSNAP;
+    lock_gate_locked(image, waiting);
+    g_mutex_unlock(&image->lock);
+    dispatch(waiting);
+    if (forget) {
+        image_lock_forget(image, 0);
+    }
+
+    if (old && size != old_size) {
+        plog(PINRBD_LOG_INFO, "image '%s': size is %" PRIu64 " bytes now",
+             image->spec, size);
+        if (image->resized) {
+            image->resized(image->opaque);
+        }
+    }
+    meta_unref(old);
+}
+
 /* ---- the end of an image ------------------------------------------------ */
+
+static bool may_write(struct pinrbd_image *image)
+{
+    g_autoptr(GMutexLocker) locker = g_mutex_locker_new(&image->lock);
+
+    return image_may_write_locked(image);
+}
 
 static void resend_parked(struct pinrbd_image *image, int error)
 {
@@ -300,8 +445,13 @@ static void resend_parked(struct pinrbd_image *image, int error)
     image->parked = NULL;
     g_mutex_unlock(&image->lock);
     for (; o; o = next) {
-        next = o->parked_next;
-        object_request_resend(o, error);
+        next = o->list_next;
+        if (error == 0 && o->request->kind != REQUEST_READ &&
+            !may_write(image)) {
+            image_lock_park(image, o);
+        } else {
+            object_request_resend(o, error);
+        }
     }
 }
 
@@ -327,8 +477,9 @@ static void kill_image(struct pinrbd_image *image, int err, const char *why)
         plog(PINRBD_LOG_ERROR, "image '%s': %s; all I/O fails from now on",
              image->spec, why);
     }
-    gate(image, 0, GATE_REFRESH | GATE_WATCH | GATE_QUIESCE);
+    image_gate(image, 0, ~0u);
     resend_parked(image, err);
+    image_lock_forget(image, err);
 }
 
 void image_fenced(struct pinrbd_image *image)
@@ -367,7 +518,7 @@ static void refresh_kick(struct pinrbd_image *image)
     image->refresh_started++;
     g_mutex_unlock(&image->lock);
 
-    gate(image, GATE_REFRESH, 0);
+    image_gate(image, GATE_REFRESH, 0);
     fetch_start(image);
 }
 
@@ -436,16 +587,54 @@ static void refresh_end(struct pinrbd_image *image, int result)
     } else {
         dispatch(waiting);
         for (guint i = 0; i < acks->len; i++) {
-            watch_ack(&image->watch, g_array_index(acks, uint64_t, i), true);
+            watch_ack_result(&image->watch,
+                             g_array_index(acks, uint64_t, i), 0);
         }
         resend_parked(image, result);
     }
     image_release(image);
 }
 
+/* A header that was read and judged, on its way to be used. */
+struct news {
+    struct pinrbd_image *image;
+    struct image_meta *meta;
+    uint64_t size;
+    int write_error;
+};
+
+static void take_news(struct news *n)
+{
+    struct pinrbd_image *image = n->image;
+
+    image_publish(image, n->meta, n->size, n->write_error);
+    g_free(n);
+    refresh_end(image, 0);
+}
+
+/* The image has another parent than before: this takes a while. */
+static void link_job(void *opaque)
+{
+    struct news *n = opaque;
+    struct pinrbd_image *image = n->image;
+    gint64 deadline_us = deadline_after(NOTIFY_TIMEOUT_MS);
+    struct pinrbd_error err;
+
+    if (image_link_parent(image, n->meta, &deadline_us, &err) < 0) {
+        plog(PINRBD_LOG_WARN, "image '%s': %s; writes are held and it is "
+             "tried every second", image->spec, err.text);
+        meta_unref(n->meta);
+        g_free(n);
+        ptimer_arm(&image->retry, RETRY_MS);
+        return;
+    }
+    take_news(n);
+}
+
 static void fetch_done(struct header_fetch *f, int result)
 {
     struct pinrbd_image *image = f->opaque;
+    struct news *n;
     struct image_meta *meta = g_steal_pointer(&f->meta);
     const char *what = f->what;
     char why[400];
@@ -491,9 +680,14 @@ static void fetch_done(struct header_fetch *f, int result)
         plog(PINRBD_LOG_ERROR, "image '%s' %s; writes fail from now on",
              image->spec, why);
     }
-    image_publish(image, meta, size,
-                  judged == -ENOSYS ? -EROFS : judged);
-    refresh_end(image, 0);
+    n = g_new(struct news, 1);
+    *n = (struct news) { image, meta, size, judged == -ENOSYS ? -EROFS
+                                                              : judged };
+    if (image_link_parent(image, meta, NULL, NULL) == -EAGAIN) {
+        job_start("pinrbd-parent", link_job, n);
+    } else {
+        take_news(n);
+    }
 }
 
 /* Read the header in a reading that begins from now on; wait for it. */
@@ -529,7 +723,7 @@ void image_park(struct pinrbd_image *image, struct object_request *o)
     g_mutex_lock(&image->lock);
     dead = image->dead;
     if (!dead) {
-        o->parked_next = image->parked;
+        o->list_next = image->parked;
         image->parked = o;
     }
     g_mutex_unlock(&image->lock);
@@ -553,7 +747,7 @@ static void unquiesce(struct pinrbd_image *image)
     if (was) {
         /* The refresh closes its own gate before this one opens. */
         refresh_kick(image);
-        gate(image, 0, GATE_QUIESCE);
+        image_gate(image, 0, GATE_QUIESCE);
     }
 }
 
@@ -568,36 +762,88 @@ static void unquiesce_fired(struct ptimer *t)
     unquiesce(image);
 }
 
-static void watch_message(void *opaque, unsigned op, uint64_t notify_id)
+/* From the lock's owner, or asking for it; from us too. */
+static void lock_message(struct pinrbd_image *image,
+                         const struct notify_msg *m, uint64_t notify_id)
+{
+    int answer;
+
+    if (m->client.gid == image_gid(image)) {
+        watch_ack(&image->watch, notify_id);
+    } else if (m->op != NOTIFY_REQUEST_LOCK) {
+        watch_ack(&image->watch, notify_id);
+        image_lock_heard(image, m);
+    } else if (image_lock_requested(image, &m->client, &answer)) {
+        watch_ack_result(&image->watch, notify_id, answer);
+    } else {
+        watch_ack(&image->watch, notify_id);
+    }
+}
+
+static void quiesce_message(struct pinrbd_image *image,
+                            const struct notify_msg *m, uint64_t notify_id)
+{
+    if (m->async.client.gid == image_gid(image)) {
+        watch_ack(&image->watch, notify_id);    /* ours: maintenance.c */
+    } else if (m->op == NOTIFY_QUIESCE) {
+        g_mutex_lock(&image->lock);
+        image->quiescing = true;
+        image->quiesce_notify = notify_id;
+        g_mutex_unlock(&image->lock);
+        ptimer_arm(&image->unquiesce, UNQUIESCE_MS);
+        image_gate(image, GATE_QUIESCE, 0);
+        image_drained(image);
+    } else {
+        watch_ack(&image->watch, notify_id);
+        ptimer_cancel(&image->unquiesce);
+        unquiesce(image);
+    }
+}
+
+static void watch_message(void *opaque, const struct notify_msg *m,
+                          uint64_t notify_id)
 {
     struct pinrbd_image *image = opaque;
     bool closing;
+    int answer;
 
     g_mutex_lock(&image->lock);
     closing = image->closing || image->dead;
-    if (!closing && op == NOTIFY_HEADER_UPDATE) {
+    if (!closing && m->op == NOTIFY_HEADER_UPDATE) {
         g_array_append_val(image->acks, notify_id);
         image->refresh_wanted = image->refresh_started + 1;
-    } else if (!closing && op == NOTIFY_QUIESCE) {
-        image->quiescing = true;
-        image->quiesce_notify = notify_id;
     }
     g_mutex_unlock(&image->lock);
 
     if (closing) {
-        watch_ack(&image->watch, notify_id, false);
-    } else if (op == NOTIFY_HEADER_UPDATE) {
+        watch_ack(&image->watch, notify_id);
+        return;
+    }
+    switch (m->op) {
+    case NOTIFY_ACQUIRED_LOCK:
+    case NOTIFY_RELEASED_LOCK:
+    case NOTIFY_REQUEST_LOCK:
+        lock_message(image, m, notify_id);
+        break;
+    case NOTIFY_HEADER_UPDATE:
+        image_lock_heard(image, m);
         refresh_kick(image);
-    } else if (op == NOTIFY_QUIESCE) {
-        ptimer_arm(&image->unquiesce, UNQUIESCE_MS);
-        gate(image, GATE_QUIESCE, 0);
-        image_drained(image);
-    } else {
-        watch_ack(&image->watch, notify_id, false);
-        if (op == NOTIFY_UNQUIESCE) {
-            ptimer_cancel(&image->unquiesce);
-            unquiesce(image);
+        break;
+    case NOTIFY_QUIESCE:
+    case NOTIFY_UNQUIESCE:
+        quiesce_message(image, m, notify_id);
+        break;
+    case NOTIFY_ASYNC_PROGRESS:
+    case NOTIFY_ASYNC_COMPLETE:
+        watch_ack(&image->watch, notify_id);
+        break;
+    default:
+        if (maintenance_requested(image, m, &answer)) {
+            watch_ack_result(&image->watch, notify_id, answer);
+        } else {
+            watch_ack(&image->watch, notify_id);
         }
+        break;
     }
 }
 
@@ -611,7 +857,7 @@ static void watch_lost(void *opaque, int err)
     plog(PINRBD_LOG_WARN, "image '%s': the watch on its header is lost (%s); "
          "writes are held until it is registered again", image->spec,
          g_strerror(-err));
-    gate(image, GATE_WATCH, 0);
+    image_gate(image, GATE_WATCH, 0);
 }
 
 static void watch_regained(void *opaque)
@@ -624,6 +870,7 @@ static void watch_regained(void *opaque)
     g_mutex_unlock(&image->lock);
     plog(PINRBD_LOG_WARN, "image '%s': the watch on its header is registered "
          "again", image->spec);
+    image_lock_check(image);
     refresh_kick(image);        /* opens the gate when it is done */
 }
 
@@ -640,10 +887,49 @@ static void watch_gone(void *opaque, int err)
 
 /* ---- watchdog ----------------------------------------------------------- */
 
+/* Goes on while the host is suspended, as the cluster's clocks do. */
+static gint64 boot_time_us(void)
+{
+    struct timespec t;
+
+    clock_gettime(CLOCK_BOOTTIME, &t);
+    return t.tv_sec * G_GINT64_CONSTANT(1000000) + t.tv_nsec / 1000;
+}
+
+/*
+ * Others break our lock when our watch has not been confirmed for its timeout.
+ * Two thirds of that time after a confirmation we may still believe that it is
+ * ours without asking; an OSD would be asked by any write, and by a read.
+ */
+void image_renew_lease(struct pinrbd_image *image)
+{
+    gint64 now_us = boot_time_us();
+    int age_ms = watch_age_ms(&image->watch);
+    gint64 lease_us = image->watch.timeout_s * G_GINT64_CONSTANT(2000000) / 3;
+
+    if (age_ms >= 0) {
+        __atomic_store_n(&image->lease_us, now_us + lease_us -
+                         age_ms * G_GINT64_CONSTANT(1000), __ATOMIC_RELEASE);
+    }
+}
+
+bool image_trusts_map(struct pinrbd_image *image, uint64_t parent_len)
+{
+    if (image->snap_id != RADOS_NOSNAP) {
+        /*
+         * A snapshot of a clone gains objects: by a write to the head, which
+         * brings the parent's data, and by a flatten.
+         */
+        return !parent_len;
+    }
+    return boot_time_us() < __atomic_load_n(&image->lease_us,
+                                            __ATOMIC_ACQUIRE);
+}
+
 void image_check_stall(struct pinrbd_image *image)
 {
     gint64 alive_us = __atomic_load_n(&image->alive_us, __ATOMIC_ACQUIRE);
-    gint64 now_us = g_get_monotonic_time();
+    gint64 now_us = boot_time_us();
     bool writable;
 
     if (G_LIKELY(now_us - alive_us < STALLED_MS * G_GINT64_CONSTANT(1000))) {
@@ -653,6 +939,7 @@ void image_check_stall(struct pinrbd_image *image)
     writable = image->writable;
     g_mutex_unlock(&image->lock);
     if (writable) {
+        image_lock_check(image);
         refresh_kick(image);
     }
     /* Not before the gate is closed: who sees this does not look further. */
@@ -670,28 +957,42 @@ static void tick_fired(struct ptimer *t)
     struct pinrbd_image *image =
         (void *)((char *)t - offsetof(struct pinrbd_image, tick));
     unsigned n, kind = 0, held_back;
+    char lock_owner[sizeof(image->lk.waits_for)];
     uint64_t off = 0, len = 0;
     unsigned gates;
+    bool look;
     gint64 age_us = request_oldest(image->queues, &n, &kind, &off, &len);
 
     if (age_us / 1000 >= SLOW_MS &&
         plog_limit_pass(&image->slow_limit, SLOW_EVERY_MS, &held_back)) {
         g_mutex_lock(&image->lock);
         gates = image->gates;
+        g_strlcpy(lock_owner, image->lk.waits_for, sizeof(lock_owner));
         g_mutex_unlock(&image->lock);
         plog(PINRBD_LOG_WARN, "image '%s': %u requests wait, the oldest (%s "
-             "of %" PRIu64 " bytes at %" PRIu64 ") for %" PRIu64 " s; %s",
+             "of %" PRIu64 " bytes at %" PRIu64 ") for %" PRIu64 " s; %s%s",
              image->spec, n, request_kind_name(kind), len, off,
              (uint64_t)age_us / 1000000,
+             gates & GATE_LOCK && lock_owner[0] ? "writes wait for " :
              gates & GATE_WATCH ? "writes are held without a watch" :
              gates & GATE_REFRESH ? "writes are held while the header is read"
              : gates & GATE_QUIESCE ? "writes are held for a snapshot" :
-             "the OSDs have not answered");
+             gates & GATE_CONTROL ? "writes are held while the image is changed"
+             : gates & GATE_LOCK ? "writes wait for the exclusive lock" :
+             "the OSDs have not answered",
+             gates & GATE_LOCK ? lock_owner : "");
     }
     watch_poll(&image->watch);
     image_check_stall(image);
-    __atomic_store_n(&image->alive_us, g_get_monotonic_time(),
-                     __ATOMIC_RELEASE);
+    image_renew_lease(image);
+    __atomic_store_n(&image->alive_us, boot_time_us(), __ATOMIC_RELEASE);
+    /* Nobody tells us when the parent goes: look. */
+    g_mutex_lock(&image->lock);
+    look = !image->writable && image->meta->parent_link;
+    g_mutex_unlock(&image->lock);
+    if (look) {
+        refresh_kick(image);
+    }
     ptimer_arm(&image->tick, TICK_MS);
 }
 
@@ -708,7 +1009,7 @@ void image_follow_init(struct pinrbd_image *image)
     image->watch.gone = watch_gone;
     image->watch.oid = image->header_oid;
     image->watch.opaque = image;
-    image->alive_us = g_get_monotonic_time();
+    image->alive_us = boot_time_us();
     watch_init(&image->watch);
 }
 
@@ -717,11 +1018,11 @@ void image_watch_anew(struct pinrbd_image *image)
     g_mutex_lock(&image->lock);
     image->watch_lost = false;
     g_mutex_unlock(&image->lock);
-    gate(image, 0, GATE_WATCH);
+    image_gate(image, 0, GATE_WATCH);
 }
 
 void image_follow_start(struct pinrbd_image *image)
 {
-    image->alive_us = g_get_monotonic_time();
+    image->alive_us = boot_time_us();
     ptimer_arm(&image->tick, TICK_MS);
 }

@@ -38,6 +38,23 @@ struct iovec iov_take(struct iov_cursor *c, size_t len)
     return piece;
 }
 
+void iov_skip(struct iov_cursor *c, uint64_t len)
+{
+    while (len) {
+        struct iovec piece = iov_take(c, len);
+
+        if (!piece.iov_len) {
+            break;
+        }
+        len -= piece.iov_len;
+    }
+}
+
+bool bytes_are_zero(const uint8_t *data, size_t len)
+{
+    return !len || (!data[0] && !memcmp(data, data + 1, len - 1));
+}
+
 void iov_zero(const struct iovec *iov, int n, uint64_t off, uint64_t len)
 {
     for (int i = 0; i < n && len; i++) {

@@ -5,6 +5,7 @@
 #ifndef PINRBD_IOV_H
 #define PINRBD_IOV_H
 
+#include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 #include <sys/uio.h>
@@ -24,6 +25,12 @@ uint64_t iov_bytes(const struct iovec *iov, int n);
  * elements are skipped; the piece is empty only at the end of the array.
  */
 struct iovec iov_take(struct iov_cursor *c, size_t len);
+
+/* Move the cursor over @len bytes. */
+void iov_skip(struct iov_cursor *c, uint64_t len);
+
+/* Are all @len bytes zero? */
+bool bytes_are_zero(const uint8_t *data, size_t len);
 
 /* Zero @len bytes from byte @off on, clipped to the array. */
 void iov_zero(const struct iovec *iov, int n, uint64_t off, uint64_t len);

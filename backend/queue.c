@@ -40,6 +40,7 @@ void queue_clear(struct queue *q)
         g_free(chunk);
     }
     meta_unref(q->meta);
+    object_map_unref(q->map);
     g_mutex_clear(&q->lock);
     g_cond_clear(&q->idle);
 }

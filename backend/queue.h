@@ -21,9 +21,11 @@ struct object_request;
 #define GATE_REFRESH    1u      /* the header is being read again */
 #define GATE_QUIESCE    2u      /* somebody creates a snapshot */
 #define GATE_WATCH      4u      /* header updates could be missed */
+#define GATE_LOCK       8u      /* the exclusive lock is not ours */
+#define GATE_CONTROL    16u     /* we change the image ourselves */
 
 struct queue_counters {
-    uint64_t done[5];           /* by enum request_kind */
+    uint64_t done[8];           /* by enum request_kind */
     uint64_t failed;
     uint64_t read_bytes, write_bytes;
     uint64_t object_ops;
@@ -31,6 +33,8 @@ struct queue_counters {
     uint64_t read_copied_bytes;
     uint64_t late_refs;
     uint64_t old_snapc;
+    uint64_t parent_reads;
+    uint64_t absent_reads;
 };
 
 struct request_chunk;
@@ -43,7 +47,8 @@ struct queue {
     int error;                  /* the image is lost: everything fails */
     int write_error;            /* writes are refused */
     uint64_t size;              /* bytes, of the opened revision */
-    struct image_meta *meta;    /* a reference */
+    struct image_meta *meta;    /* references */
+    struct object_map *map;     /* NULL: none */
     struct request *free;
     struct object_request *free_objects;
     struct request_chunk *chunks;   /* atomic: grows at the head only */

@@ -99,13 +99,33 @@ int rados_call_sync(struct rados_pool *pool, const char *oid, const char *cls,
     return rados_op_sync(pool, &op, deadline_us);
 }
 
+int rados_query_sync(struct rados_pool *pool, const char *oid,
+                     const char *cls, const char *method, const void *in,
+                     size_t in_len, gint64 deadline_us, GByteArray *ret)
+{
+    struct iovec iov = { (void *)in, in_len };
+    struct rados_step step = {
+        .kind = RADOS_CALL, .cls = cls, .method = method,
+        .iov = &iov, .n_iov = in_len ? 1 : 0,
+    };
+    struct rados_op op = { .oid = oid, .steps = &step, .n_steps = 1 };
+    int r = rados_op_sync(pool, &op, deadline_us);
+
+    if (r == 0) {
+        g_byte_array_append(ret, step.out.data, step.out.len);
+    }
+    rados_op_done_with(pool, &op);
+    return r;
+}
+
 static void notify_done(struct rados_notify *n)
 {
     waiter_wake(n->opaque, n->result);
 }
 
 int rados_notify_sync(struct rados_pool *pool, const char *oid,
-                      const void *payload, size_t len, unsigned timeout_ms)
+                      const void *payload, size_t len, unsigned timeout_ms,
+                      GByteArray *reply)
 {
     struct waiter w;
     struct rados_notify n = {
@@ -117,6 +137,9 @@ int rados_notify_sync(struct rados_pool *pool, const char *oid,
     waiter_init(&w);
     pool->t->notify(pool, &n);
     waiter_wait(&w, 0, &r);
+    if (reply && n.reply.len) {
+        g_byte_array_append(reply, n.reply.data, n.reply.len);
+    }
     pool->t->notify_release(&n);
     waiter_clear(&w);
     return r;

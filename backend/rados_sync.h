@@ -39,8 +39,17 @@ int rados_call_sync(struct rados_pool *pool, const char *oid, const char *cls,
                     const char *method, const void *in, size_t in_len,
                     gint64 deadline_us);
 
-/* Send @payload to the watchers of @oid; the reply is dropped. */
+/* One class call that only reads; its output is appended to @ret. */
+int rados_query_sync(struct rados_pool *pool, const char *oid,
+                     const char *cls, const char *method, const void *in,
+                     size_t in_len, gint64 deadline_us, GByteArray *ret);
+
+/*
+ * Send @payload to the watchers of @oid.  Their answers are appended to @reply
+ * (NULL: dropped), also when some are missing (-ETIMEDOUT).
+ */
 int rados_notify_sync(struct rados_pool *pool, const char *oid,
-                      const void *payload, size_t len, unsigned timeout_ms);
+                      const void *payload, size_t len, unsigned timeout_ms,
+                      GByteArray *reply);
 
 #endif

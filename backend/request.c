@@ -34,14 +34,19 @@
 
 static bool kind_writes(unsigned kind)
 {
-    return kind == REQUEST_WRITE || kind == REQUEST_DISCARD ||
-           kind == REQUEST_ZEROES;
+    return kind != REQUEST_READ && kind != REQUEST_FLUSH;
+}
+
+static bool kind_is_ours(unsigned kind)
+{
+    return kind > REQUEST_FLUSH;
 }
 
 const char *request_kind_name(unsigned kind)
 {
     static const char *const name[] = {
-        "read", "write", "discard", "write-zeroes", "flush",
+        "read", "write", "discard", "write-zeroes", "flush", "trim",
+        "flatten", "rollback",
     };
 
     return kind < G_N_ELEMENTS(name) ? name[kind] : "request";
@@ -89,6 +94,7 @@ static struct request *request_new_locked(struct pinrbd_image *image,
     r->next = NULL;
     r->older = r->newer = NULL;
     r->meta = NULL;
+    r->map = NULL;
     r->objects = NULL;
     r->result = 0;
     r->active_write = false;
@@ -103,14 +109,14 @@ static void request_free_locked(struct queue *q, struct request *r)
 
     for (o = r->objects; o; o = next) {
         next = o->next;
-        meta_unref(o->meta);
-        o->meta = NULL;
+        object_request_clear(o);
         if (o != &r->first) {
             o->next = q->free_objects;
             q->free_objects = o;
         }
     }
     meta_unref(r->meta);
+    object_map_unref(r->map);
     __atomic_store_n(&r->start_us, 0, __ATOMIC_RELAXED);
     r->next = q->free;
     q->free = r;
@@ -140,9 +146,10 @@ static struct object_request *object_new_locked(struct queue *q,
     }
     o->request = r;
     o->next = NULL;
-    o->meta = NULL;
     o->n_iov = 0;
     o->resends = 0;
+    o->skipped = false;
+    o->parent_reads = 0;
     return o;
 }
 
@@ -193,10 +200,8 @@ static struct object_request *find_object(struct request *r,
 }
 
 static int map_locked(struct queue *q, struct request *r,
-                      const struct layout *l, const struct iovec *iov,
-                      int n_iov)
+                      const struct layout *l, struct iov_cursor cursor)
 {
-    struct iov_cursor cursor = { iov, n_iov, 0 };
     struct object_request **end = &r->objects;
     uint64_t off = r->off;
     uint64_t left = r->len;
@@ -282,10 +287,11 @@ static int admit_locked(struct queue *q, struct request *r)
     if (kind_writes(r->kind) && q->write_error) {
         return q->write_error;
     }
-    if (beyond_locked(q, r)) {
+    if (!kind_is_ours(r->kind) && beyond_locked(q, r)) {
         return -EINVAL;
     }
     r->meta = meta_ref(q->meta);
+    r->map = object_map_ref(q->map);
     if (kind_writes(r->kind)) {
         r->active_write = true;
         q->n_active_writes++;
@@ -358,6 +364,17 @@ void request_dispatch_list(struct request *r)
     }
 }
 
+void request_fail_list(struct request *r, int error)
+{
+    while (r) {
+        struct request *next = r->next;
+
+        r->result = error;
+        finish(r, NULL);
+        r = next;
+    }
+}
+
 /* ---- completion -------------------------------------------------------- */
 
 static void count_locked(struct queue *q, struct request *r)
@@ -376,7 +393,9 @@ static void count_locked(struct queue *q, struct request *r)
         return;                 /* nothing was sent */
     }
     for (struct object_request *o = r->objects; o; o = o->next) {
-        c->object_ops += 1 + o->resends;
+        c->object_ops += !o->skipped + o->resends;
+        c->parent_reads += o->parent_reads;
+        c->absent_reads += o->skipped && r->kind == REQUEST_READ;
         c->old_snapc += o->resends;
         c->late_refs += o->op.late;
         if (r->kind == REQUEST_READ) {
@@ -500,12 +519,14 @@ static void start_locked(struct queue *q, struct request *r)
 }
 
 static int submit(struct pinrbd_image *image, enum request_kind kind,
-                  unsigned flags, uint64_t off, uint64_t len,
-                  const struct iovec *iov, int n_iov, pinrbd_done_fn *done,
+                  uint64_t arg, uint64_t off, uint64_t len,
+                  struct iov_cursor cursor, pinrbd_done_fn *done,
                   void *opaque, int *ret_result)
 {
     struct queue *q = queue_of_thread(image->queues);
+    bool ours = kind_is_ours(kind);
     struct request *r;
+    bool wait_for_lock;
     int ret;
 
     if (kind_writes(kind)) {
@@ -521,20 +542,30 @@ static int submit(struct pinrbd_image *image, enum request_kind kind,
     __atomic_store_n(&r->kind, kind, __ATOMIC_RELAXED);
     __atomic_store_n(&r->off, off, __ATOMIC_RELAXED);
     __atomic_store_n(&r->len, len, __ATOMIC_RELAXED);
-    r->flags = flags;
+    r->flags = ours ? 0 : arg;
+    r->snap_id = ours ? arg : 0;
     r->done = done;
     r->opaque = opaque;
 
     /* Before it is mapped: a length out of bounds has too many objects. */
-    ret = beyond_locked(q, r) ? -EINVAL
-                              : map_locked(q, r, &image->layout, iov, n_iov);
+    ret = !ours && beyond_locked(q, r) ? -EINVAL
+                              : map_locked(q, r, &image->layout, cursor);
     if (ret == 0 && kind == REQUEST_DISCARD) {
         round_discard_locked(q, r, &image->layout);
     }
-    if (ret == 0 && q->gates && kind_writes(kind) && r->objects) {
+    if (ret == 0 && q->gates && kind_writes(kind) && !ours && r->objects) {
+        wait_for_lock = q->gates & GATE_LOCK;
         start_locked(q, r);
         wait_locked(q, r);
+        /* Once unlocked, r may be gone, but not the image: it waits for r. */
+        if (wait_for_lock) {
+            image_hold(image);
+        }
         g_mutex_unlock(&q->lock);
+        if (wait_for_lock) {
+            image_lock_want(image);
+            image_release(image);
+        }
         return 0;
     }
     if (ret == 0) {
@@ -565,7 +596,17 @@ int pinrbd_read(struct pinrbd_image *image, uint64_t off, uint64_t len,
                 const struct iovec *iov, int n_iov, pinrbd_done_fn *done,
                 void *opaque, int *ret_result)
 {
-    return submit(image, REQUEST_READ, 0, off, len, iov, n_iov, done, opaque,
+    struct iov_cursor to = { iov, n_iov, 0 };
+
+    return submit(image, REQUEST_READ, 0, off, len, to, done, opaque,
+                  ret_result);
+}
+
+int request_read_at(struct pinrbd_image *image, uint64_t off, uint64_t len,
+                    struct iov_cursor to, pinrbd_done_fn *done, void *opaque,
+                    int *ret_result)
+{
+    return submit(image, REQUEST_READ, 0, off, len, to, done, opaque,
                   ret_result);
 }
 
@@ -573,14 +614,18 @@ int pinrbd_write(struct pinrbd_image *image, uint64_t off, uint64_t len,
                  const struct iovec *iov, int n_iov, pinrbd_done_fn *done,
                  void *opaque, int *ret_result)
 {
-    return submit(image, REQUEST_WRITE, 0, off, len, iov, n_iov, done, opaque,
+    struct iov_cursor from = { iov, n_iov, 0 };
+
+    return submit(image, REQUEST_WRITE, 0, off, len, from, done, opaque,
                   ret_result);
 }
+
+static const struct iov_cursor no_bytes;
 
 int pinrbd_discard(struct pinrbd_image *image, uint64_t off, uint64_t len,
                    pinrbd_done_fn *done, void *opaque, int *ret_result)
 {
-    return submit(image, REQUEST_DISCARD, 0, off, len, NULL, 0, done, opaque,
+    return submit(image, REQUEST_DISCARD, 0, off, len, no_bytes, done, opaque,
                   ret_result);
 }
 
@@ -588,8 +633,16 @@ int pinrbd_write_zeroes(struct pinrbd_image *image, uint64_t off,
                         uint64_t len, unsigned flags, pinrbd_done_fn *done,
                         void *opaque, int *ret_result)
 {
-    return submit(image, REQUEST_ZEROES, flags, off, len, NULL, 0, done,
+    return submit(image, REQUEST_ZEROES, flags, off, len, no_bytes, done,
                   opaque, ret_result);
+}
+
+int request_maintain(struct pinrbd_image *image, enum request_kind kind,
+                     uint64_t snap_id, uint64_t off, uint64_t len,
+                     pinrbd_done_fn *done, void *opaque, int *ret_result)
+{
+    return submit(image, kind, snap_id, off, len, no_bytes, done, opaque,
+                  ret_result);
 }
 
 int pinrbd_flush(struct pinrbd_image *image, pinrbd_done_fn *done,

@@ -34,37 +34,233 @@
 #define NOTIFY_VERSION 7
 #define NOTIFY_COMPAT 1
 
-int notify_decode(const void *payload, size_t len, unsigned *ret_op)
+/* The version from which the requests below carry an async id. */
+#define NOTIFY_VERSION_ASYNC 7
+
+/* ---- messages ----------------------------------------------------------- */
+
+static void decode_client(struct pdec *d, struct notify_client *c)
 {
+    c->gid = pdec_u64(d);
+    c->handle = pdec_u64(d);
+}
+
+static void decode_async(struct pdec *d, struct notify_msg *m)
+{
+    decode_client(d, &m->async.client);
+    m->async.id = pdec_u64(d);
+    m->has_async = pdec_ok(d);
+}
+
+static void decode_snap(struct pdec *d, struct notify_msg *m)
+{
+    struct pdec ns;
+
+    pdec_text(d, m->name, sizeof(m->name));
+    pdec_block(d, 1, &ns);
+    m->snap_type = pdec_u32(&ns);
+    if (!pdec_ok(&ns)) {
+        pdec_fail(d);
+    }
+}
+
+/* The fields behind the op; true if all that we act upon could be read. */
+static bool decode_fields(struct pdec *d, unsigned version,
+                          struct notify_msg *m)
+{
+    size_t len;
+
+    switch (m->op) {
+    case NOTIFY_ACQUIRED_LOCK:
+    case NOTIFY_RELEASED_LOCK:
+    case NOTIFY_REQUEST_LOCK:
+        decode_client(d, &m->client);
+        break;
+    case NOTIFY_ASYNC_PROGRESS:
+        decode_async(d, m);
+        m->off = pdec_u64(d);
+        m->total = pdec_u64(d);
+        break;
+    case NOTIFY_ASYNC_COMPLETE:
+        decode_async(d, m);
+        m->result = (int32_t)pdec_u32(d);
+        break;
+    case NOTIFY_RESIZE:
+        m->size = pdec_u64(d);
+        decode_async(d, m);
+        m->allow_shrink = pdec_left(d) ? pdec_u8(d) : true;
+        break;
+    case NOTIFY_SNAP_CREATE:
+    case NOTIFY_SNAP_REMOVE:
+        if (version < NOTIFY_VERSION_ASYNC) {
+            break;
+        }
+        decode_snap(d, m);
+        decode_async(d, m);
+        if (m->op == NOTIFY_SNAP_CREATE) {
+            m->snap_flags = pdec_u64(d);
+        }
+        break;
+    case NOTIFY_SNAP_RENAME:
+        (void)pdec_u64(d);
+        decode_snap(d, m);      /* the new name */
+        decode_async(d, m);
+        break;
+    case NOTIFY_SNAP_PROTECT:
+    case NOTIFY_SNAP_UNPROTECT:
+        decode_snap(d, m);
+        decode_async(d, m);
+        break;
+    case NOTIFY_RENAME:
+        pdec_text(d, m->name, sizeof(m->name));
+        decode_async(d, m);
+        break;
+    case NOTIFY_UPDATE_FEATURES:
+        (void)pdec_u64(d);
+        (void)pdec_u8(d);
+        decode_async(d, m);
+        break;
+    case NOTIFY_METADATA_UPDATE:
+        (void)pdec_blob(d, &len);
+        if (pdec_u8(d)) {
+            (void)pdec_blob(d, &len);
+        }
+        decode_async(d, m);
+        break;
+    case NOTIFY_FLATTEN:
+    case NOTIFY_REBUILD_OBJECT_MAP:
+    case NOTIFY_MIGRATE:
+    case NOTIFY_SPARSIFY:
+    case NOTIFY_QUIESCE:
+    case NOTIFY_UNQUIESCE:
+        decode_async(d, m);
+        break;
+    default:
+        break;
+    }
+    return pdec_ok(d);
+}
+
+int notify_decode(const void *payload, size_t len, struct notify_msg *ret)
+{
+    struct notify_msg m = { .op = NOTIFY_HEADER_UPDATE };
     struct pdec d;
     struct pdec body;
-    uint32_t op;
+    unsigned version;
 
-    if (!len) {
-        *ret_op = NOTIFY_HEADER_UPDATE;
-        return 0;
+    if (len) {
+        pdec_init(&d, payload, len);
+        version = pdec_block(&d, NOTIFY_VERSION, &body);
+        m.op = pdec_u32(&body);
+        if (!pdec_ok(&d) || !pdec_ok(&body)) {
+            return -EBADMSG;
+        }
+        if (!decode_fields(&body, version, &m)) {
+            if (m.op < NOTIFY_FLATTEN) {
+                return -EBADMSG;
+            }
+            m = (struct notify_msg) { .op = m.op };
+        }
     }
-    pdec_init(&d, payload, len);
-    pdec_block(&d, NOTIFY_VERSION, &body);
-    op = pdec_u32(&body);
-    if (!pdec_ok(&d) || !pdec_ok(&body)) {
-        return -EBADMSG;
-    }
-    *ret_op = op;
+    *ret = m;
     return 0;
 }
 
-size_t notify_encode(enum notify_op op, uint8_t buf[NOTIFY_MAX])
+static void encode_client(struct penc *e, const struct notify_client *c)
+{
+    penc_u64(e, c->gid);
+    penc_u64(e, c->handle);
+}
+
+static void encode_async(struct penc *e, const struct notify_async *a)
+{
+    encode_client(e, &a->client);
+    penc_u64(e, a->id);
+}
+
+size_t notify_encode(const struct notify_msg *m, uint8_t buf[NOTIFY_MAX])
 {
     struct penc e;
     size_t block;
 
     penc_init(&e, buf, NOTIFY_MAX);
     block = penc_block(&e, NOTIFY_VERSION, NOTIFY_COMPAT);
-    penc_u32(&e, op);
+    penc_u32(&e, m->op);
+    switch (m->op) {
+    case NOTIFY_ACQUIRED_LOCK:
+    case NOTIFY_RELEASED_LOCK:
+        encode_client(&e, &m->client);
+        break;
+    case NOTIFY_REQUEST_LOCK:
+        encode_client(&e, &m->client);
+        penc_u8(&e, 0);         /* not by force */
+        break;
+    case NOTIFY_ASYNC_PROGRESS:
+        encode_async(&e, &m->async);
+        penc_u64(&e, m->off);
+        penc_u64(&e, m->total);
+        break;
+    case NOTIFY_ASYNC_COMPLETE:
+        encode_async(&e, &m->async);
+        penc_u32(&e, m->result);
+        break;
+    case NOTIFY_QUIESCE:
+    case NOTIFY_UNQUIESCE:
+        encode_async(&e, &m->async);
+        break;
+    default:
+        break;
+    }
     penc_block_end(&e, block);
     return penc_len(&e);
 }
+
+/* A response: what a watcher's acknowledgement holds when it is not empty. */
+static bool decode_response(const char *data, size_t len, int *ret)
+{
+    struct pdec d;
+    struct pdec body;
+
+    pdec_init(&d, data, len);
+    pdec_block(&d, 1, &body);
+    *ret = (int32_t)pdec_u32(&body);
+    return pdec_ok(&d) && pdec_ok(&body);
+}
+
+int notify_reply_decode(const void *reply, size_t len,
+                        const struct notify_client *who,
+                        struct notify_reply *ret)
+{
+    struct notify_reply r = { 0 };
+    struct pdec d;
+
+    pdec_init(&d, reply, len);
+    for (unsigned list = 0; list < 2; list++) {     /* acked, then missing */
+        uint32_t n = pdec_count(&d, list ? 16 : 20);
+
+        for (uint32_t i = 0; i < n; i++) {
+            struct notify_client c;
+            size_t ack_len = 0;
+            const char *ack = NULL;
+
+            decode_client(&d, &c);
+            if (!list) {
+                ack = pdec_blob(&d, &ack_len);
+            }
+            r.listed |= c.gid == who->gid && c.handle == who->handle;
+            if (ack_len && decode_response(ack, ack_len, &r.result)) {
+                r.answered = true;
+            }
+        }
+    }
+    if (!pdec_ok(&d)) {
+        return -EBADMSG;
+    }
+    *ret = r;
+    return 0;
+}
+
+/* ---- states ------------------------------------------------------------- */
 
 static void enter_locked(struct header_watch *hw, enum watch_state state)
 {
@@ -155,13 +351,13 @@ static void notified(struct rados_watch *w, uint64_t notify_id,
                      size_t len)
 {
     struct header_watch *hw = w->opaque;
-    unsigned op;
+    struct notify_msg m;
 
-    if (notify_decode(payload, len, &op) < 0) {
-        watch_ack(hw, notify_id, false);
+    if (notify_decode(payload, len, &m) < 0) {
+        watch_ack(hw, notify_id);
         return;
     }
-    hw->message(hw->opaque, op, notify_id);
+    hw->message(hw->opaque, &m, notify_id);
 }
 
 /* ---- what follows, on the watchdog thread ------------------------------ */
@@ -232,7 +428,7 @@ int watch_start(struct header_watch *hw, gint64 deadline_us)
     hw->stop_wanted = false;
     hw->backoff_ms = BACKOFF_MIN_MS;
     hw->w = (struct rados_watch) {
-        .oid = hw->oid, .started = started, .notified = notified,
+        .oid = hw->oid, .timeout_s = hw->timeout_s, .started = started, .notified = notified,
         .failed = failed, .stopped = stopped, .opaque = hw,
     };
     enter_locked(hw, WATCH_STARTING);
@@ -264,34 +460,56 @@ int watch_stop(struct header_watch *hw, gint64 deadline_us)
     return 0;
 }
 
+static bool is_on(struct header_watch *hw)
+{
+    g_autoptr(GMutexLocker) locker = g_mutex_locker_new(&hw->lock);
+
+    return hw->state == WATCH_ON && !hw->stop_wanted;
+}
+
+int watch_age_ms(struct header_watch *hw)
+{
+    return is_on(hw) ? hw->pool->t->watch_check(hw->pool, &hw->w) : -ENOTCONN;
+}
+
 void watch_poll(struct header_watch *hw)
 {
-    bool on;
-    int r;
+    int r = is_on(hw) ? hw->pool->t->watch_check(hw->pool, &hw->w) : 0;
 
-    g_mutex_lock(&hw->lock);
-    on = hw->state == WATCH_ON && !hw->stop_wanted;
-    g_mutex_unlock(&hw->lock);
-    if (on) {
-        r = hw->pool->t->watch_check(hw->pool, &hw->w);
-        if (r < 0) {
-            failed(&hw->w, r);
-        }
+    if (r < 0) {
+        failed(&hw->w, r);
     }
 }
 
-void watch_ack(struct header_watch *hw, uint64_t notify_id, bool with_result)
+bool watch_cookie(struct header_watch *hw, uint64_t *ret)
 {
-    uint8_t buf[NOTIFY_MAX];
+    g_autoptr(GMutexLocker) locker = g_mutex_locker_new(&hw->lock);
+
+    *ret = hw->w.cookie;
+    return hw->state == WATCH_ON && !hw->stop_wanted;
+}
+
+static void ack(struct header_watch *hw, uint64_t notify_id,
+                const void *payload, size_t len)
+{
+    hw->pool->t->notify_ack(hw->pool, hw->oid, notify_id, hw->w.cookie,
+                            payload, len);
+}
+
+void watch_ack(struct header_watch *hw, uint64_t notify_id)
+{
+    ack(hw, notify_id, "", 0);
+}
+
+void watch_ack_result(struct header_watch *hw, uint64_t notify_id, int result)
+{
+    uint8_t buf[16];
     struct penc e;
+    size_t block;
 
     penc_init(&e, buf, sizeof(buf));
-    if (with_result) {
-        size_t block = penc_block(&e, 1, 1);
-
-        penc_u32(&e, 0);
-        penc_block_end(&e, block);
-    }
-    hw->pool->t->notify_ack(hw->pool, hw->oid, notify_id, hw->w.cookie,
-                            buf, penc_len(&e));
+    block = penc_block(&e, 1, 1);
+    penc_u32(&e, result);
+    penc_block_end(&e, block);
+    ack(hw, notify_id, buf, penc_len(&e));
 }

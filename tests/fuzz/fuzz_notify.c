@@ -12,17 +12,25 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 {
+    const struct notify_client who = { 1, 2 };
+    struct notify_reply reply;
+    struct notify_msg m, again;
     uint8_t buf[NOTIFY_MAX];
-    unsigned op = 0;
+    size_t len;
 
-    if (notify_decode(data, size, &op) == 0 && size && size < 10) {
+    (void)notify_reply_decode(data, size, &who, &reply);
+    if (notify_decode(data, size, &m) < 0) {
+        return 0;
+    }
+    if (size && size < 10) {
         abort();
     }
-    if (size) {
-        size_t len = notify_encode(data[0], buf);
-
-        if (notify_decode(buf, len, &op) < 0 || op != data[0] ||
-            notify_decode(buf, len - 1, &op) == 0) {
+    if (m.op <= NOTIFY_ASYNC_COMPLETE || m.op == NOTIFY_QUIESCE) {
+        /* what we send, we understand */
+        len = notify_encode(&m, buf);
+        if (notify_decode(buf, len, &again) < 0 || again.op != m.op ||
+            again.client.gid != m.client.gid ||
+            again.async.id != m.async.id || again.result != m.result) {
             abort();
         }
     }

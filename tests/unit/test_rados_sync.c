@@ -129,9 +129,10 @@ static void test_call(void **state)
 
 static void test_notify(void **state)
 {
-    assert_int_equal(rados_notify_sync(pool, "obj", "abc", 3, 5000), 0);
+    assert_int_equal(rados_notify_sync(pool, "obj", "abc", 3, 5000, NULL), 0);
     assert_int_equal(fake_log_count("notify obj 3"), 1);
-    assert_int_equal(rados_notify_sync(pool, "none", NULL, 0, 5000),
+    assert_int_equal(rados_notify_sync(pool, "none", NULL, 0, 5000,
+                                       NULL),
                      -ENOENT);
 }
 
