@@ -61,6 +61,7 @@
 #define PAUSE_MS 50             /* before asking back a lock given to a writer */
 #define CHANGED_MS 200          /* ... after a maintainer changed the header */
 #define LOG_EVERY_MS 30000
+#define PATIENCE_MS 2000        /* before a wait is worth a line */
 
 enum step {
     STEP_NOTHING,
@@ -208,7 +209,7 @@ static bool can_retry(struct pinrbd_image *image, int error, const char *doing)
         image_fenced(image);
         return false;
     }
-    if (plog_limit_pass(&image->lk.log, LOG_EVERY_MS, &held_back)) {
+    if (plog_limit_pass(&image->lk.failures, LOG_EVERY_MS, &held_back)) {
         plog(PINRBD_LOG_WARN, "image '%s': cannot %s: %s%s; it is tried "
              "again, writes wait", image->spec, doing, g_strerror(-error),
              error == -EPERM || error == -EACCES ?
@@ -227,20 +228,43 @@ static void notify_all(struct pinrbd_image *image, enum notify_op op,
     (void)image_notify(image, &m, NULL);
 }
 
+/*
+ * For whom we wait: kept for the watchdog, and logged once it takes long, for
+ * a lock that changes hands in a moment is nothing to report.
+ */
 static void say_waiting(struct pinrbd_image *image,
                         const struct lock_owner *owner)
 {
-    unsigned held_back;
-    char text[sizeof(image->lk.waits_for)];
+    struct image_lock *lk = &image->lk;
+    gint64 now_us = g_get_monotonic_time();
+    gint64 patience_us = owner->internal ? PATIENCE_MS * 1000 : 0;
+    char text[sizeof(lk->waits_for)];
+    bool say;
 
-    snprintf(text, sizeof(text), "its lock, which client.%" PRIu64 " (%s) %s",
-             owner->gid, owner->address[0] ? owner->address : "no address",
-             owner->internal ? "has" :
-             "holds by another mechanism, like `rbd lock add'");
+    if (owner->internal) {
+        snprintf(text, sizeof(text), "its lock, which client.%" PRIu64 " (%s) "
+                 "has", owner->gid, owner->address);
+    } else {
+        snprintf(text, sizeof(text), "its lock, which client.%" PRIu64 " (%s) "
+                 "holds by another mechanism (id '%.200s'), like `rbd lock "
+                 "add'",
+                 owner->gid, owner->address[0] ? owner->address
+                                               : "no address", owner->cookie);
+    }
     g_mutex_lock(&image->lock);
-    g_strlcpy(image->lk.waits_for, text, sizeof(image->lk.waits_for));
+    if (strcmp(lk->waits_for, text)) {
+        g_strlcpy(lk->waits_for, text, sizeof(lk->waits_for));
+        lk->waits_since_us = now_us;
+    }
+    say = now_us - lk->waits_since_us >= patience_us &&
+          (strcmp(lk->said, text) || now_us - lk->said_us >=
+           LOG_EVERY_MS * G_GINT64_CONSTANT(1000));
+    if (say) {
+        g_strlcpy(lk->said, text, sizeof(lk->said));
+        lk->said_us = now_us;
+    }
     g_mutex_unlock(&image->lock);
-    if (plog_limit_pass(&image->lk.log, LOG_EVERY_MS, &held_back)) {
+    if (say) {
         plog(PINRBD_LOG_WARN, "image '%s': writes wait for %s", image->spec,
              text);
     }
@@ -563,6 +587,8 @@ static void held_now(struct pinrbd_image *image)
     lk->check |= on && handle != lk->handle;    /* changed meanwhile */
     lk->wanted = false;
     lk->waits_for[0] = '\0';
+    lk->said[0] = '\0';
+    lk->failures = (struct plog_limit) { 0 };
     g_cond_broadcast(&image->changed);
     g_mutex_unlock(&image->lock);
     image_gate(image, 0, GATE_LOCK);

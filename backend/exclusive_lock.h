@@ -48,9 +48,12 @@ struct image_lock {
     unsigned maintainer_ms;
     gint64 maintainer_until_us;
 
-    char waits_for[200];    /* for the log, empty: nobody */
+    char waits_for[400];    /* for the log, empty: nobody */
+    gint64 waits_since_us;
+    char said[400];         /* ... what was logged last, and when */
+    gint64 said_us;
     char refused_by[200];   /* of the last attempt */
-    struct plog_limit log;
+    struct plog_limit failures;
     uint64_t acquired, released;
 };
 

@@ -960,6 +960,35 @@ static int pool_open_id(struct rados_conn *conn, int64_t id, const char *ns,
     return 0;
 }
 
+/* ---- snapshot ids and shutting out -------------------------------------- */
+
+static int snap_alloc(struct rados_pool *pool, uint64_t *ret_id)
+{
+    rados_snap_t id;
+    int r = rados_ioctx_selfmanaged_snap_create(((struct pool *)pool)->io,
+                                                &id);
+
+    if (r == 0) {
+        *ret_id = id;
+    }
+    return r;
+}
+
+static int snap_release(struct rados_pool *pool, uint64_t id)
+{
+    return rados_ioctx_selfmanaged_snap_remove(((struct pool *)pool)->io, id);
+}
+
+static int blocklist(struct rados_conn *conn, const char *address)
+{
+    struct conn *c = (struct conn *)conn;
+    g_autofree char *copy = g_strdup(address);
+    int r = rados_blocklist_add(c->cluster, copy, 0);
+
+    /* What an OSD executes for us from now on, it executes knowing this. */
+    return r < 0 ? r : rados_wait_for_latest_osdmap(c->cluster);
+}
+
 const struct rados_transport rados_librados = {
     .name = "librados",
     .conn_new = conn_new,
@@ -982,4 +1011,7 @@ const struct rados_transport rados_librados = {
     .notify = notify,
     .notify_release = notify_release,
     .notify_ack = notify_ack,
+    .snap_alloc = snap_alloc,
+    .snap_release = snap_release,
+    .blocklist = blocklist,
 };
