@@ -10,16 +10,18 @@
  * A crash in between leaves entries that claim too much, never too little.
  *
  * Every change of the head's map asserts our lock on the map object in the
- * same op.  Updates are collected: while an op is on its way the others wait
- * in a list, and go together in the next one.
+ * same op.  An update is an op of its own, and they are sent side by side: two
+ * calls in one op would not see each other's changes, and a call rewrites a
+ * whole block of the map.
  *
- *     IDLE --update--> BUSY --ok--> memory changed, callbacks; next batch
- *                       |  \--EBUSY, ESHUTDOWN--> callbacks with the error
- *                       |other
- *                       v
- *                     FLAGGING --ok--> GIVEN_UP: the header says that the map
- *                       |              is invalid; updates succeed at once
- *                       \--error--> callbacks with the error
+ *     an update's op --ok--> memory changed, callback
+ *              |  \--EBUSY, ESHUTDOWN--> callback with the error
+ *              | other, WORKING
+ *              v
+ *     FLAGGING (updates that fail or come now wait)
+ *              |  \--ok--> GIVEN_UP: the header says that the map is invalid;
+ *              |           updates succeed at once
+ *              \--error--> WORKING, callbacks with the error
  *
  * Reading an entry takes no lock: bytes are loaded and stored atomically.  A
  * map that was ended (lock released or lost) is absent of nothing; who reads
@@ -42,11 +44,9 @@
 #include "rados_sync.h"
 
 #define HEADER_LEN 14           /* of the encoded header block */
-#define BATCH_MAX 32            /* updates an op */
 
 enum map_phase {
-    MAP_IDLE,
-    MAP_BUSY,
+    MAP_WORKING,
     MAP_FLAGGING,
     MAP_GIVEN_UP,
 };
@@ -67,18 +67,19 @@ struct object_map {
     uint64_t ops;               /* atomic */
     uint8_t *bits;              /* atomic bytes; written under lock */
 
+    uint8_t assertion[LOCK_ASSERT_MAX];
+    struct iovec assertion_iov;
+    struct rados_step assertion_step;   /* to be copied */
+
     GMutex lock;
     /* under lock */
     enum map_phase phase;
-    struct map_update *pending;
-    struct map_update **pending_end;
-    struct map_update *batch;   /* of the op on its way */
-    int error;                  /* why the flags are being set */
-    /* BUSY and FLAGGING */
+    struct map_update *waiting;     /* FLAGGING */
+    int error;                      /* why the flags are being set */
     struct rados_op op;
-    struct rados_step steps[1 + BATCH_MAX];
+    struct rados_step step;
     struct iovec iov;
-    uint8_t in[LOCK_ASSERT_MAX];
+    uint8_t in[24];
 };
 
 /* ---- bytes -------------------------------------------------------------- */
@@ -190,7 +191,6 @@ static struct object_map *map_new(uint64_t n, enum object_state all)
     g_mutex_init(&m->lock);
     m->n = n;
     m->live = 1;
-    m->pending_end = &m->pending;
     m->bits = g_try_malloc((n + 3) / 4 ?: 1);
     if (!m->bits) {
         object_map_unref(m);
@@ -211,6 +211,8 @@ static struct object_map *map_new_on_disk(const struct object_map_home *home,
         m->spec = g_strdup(home->spec);
         m->fast_diff = home->fast_diff;
         object_map_oid(m->oid, home->image_id, snap_id);
+        lock_assert_step(&m->assertion_step, &m->assertion_iov, m->assertion,
+                         "", "");
     }
     return m;
 }
@@ -237,7 +239,7 @@ struct object_map *object_map_ref(struct object_map *m)
 void object_map_unref(struct object_map *m)
 {
     if (m && g_atomic_ref_count_dec(&m->refs)) {
-        g_assert(!m->batch && !m->pending);
+        g_assert(!m->waiting);
         g_mutex_clear(&m->lock);
         g_free(m->header_oid);
         g_free(m->spec);
@@ -295,7 +297,7 @@ static int remake(struct object_map *m, bool truncate, gint64 deadline_us)
     penc_init(&e, in, sizeof(in));
     penc_u64(&e, m->n);
     penc_u8(&e, OBJECT_NONEXISTENT);
-    lock_assert_step(&steps[0], &m->iov, m->in, "", "");
+    steps[0] = m->assertion_step;
     if (truncate) {
         steps[op.n_steps++] = (struct rados_step) { .kind = RADOS_TRUNCATE };
     }
@@ -458,8 +460,88 @@ void object_map_found_absent(struct object_map *m, uint64_t object)
     }
 }
 
-static void batch_done(struct rados_op *op);
-static void flags_done(struct rados_op *op);
+/* The updates that waited for the flags: they end with @result. */
+static void end_list(struct object_map *m, struct map_update *u, int result)
+{
+    struct map_update *next;
+
+    for (; u; u = next) {
+        next = u->next;
+        u->done(u, result);
+    }
+    object_map_unref(m);
+}
+
+static void flags_done(struct rados_op *op)
+{
+    struct object_map *m = op->opaque;
+    int result = op->result;
+    struct map_update *list;
+
+    plog(PINRBD_LOG_WARN, "image '%s': its object map cannot be updated (%s) "
+         "and %s", m->spec, g_strerror(-m->error), result == 0 ?
+         "is marked invalid; `rbd object-map rebuild' makes a new one" :
+         "cannot be marked invalid either: the write fails");
+    g_mutex_lock(&m->lock);
+    if (result == 0) {
+        __atomic_store_n(&m->trusted, 0, __ATOMIC_RELEASE);
+    }
+    m->phase = result == 0 ? MAP_GIVEN_UP : MAP_WORKING;
+    list = m->waiting;
+    m->waiting = NULL;
+    for (struct map_update *u = list; u && result == 0; u = u->next) {
+        change_locked(m, u);
+    }
+    g_mutex_unlock(&m->lock);
+    end_list(m, list, result);
+}
+
+/* The map on disk will be wrong: say so there, before any object changes. */
+static void flag_locked(struct object_map *m, int error)
+{
+    m->phase = MAP_FLAGGING;
+    m->error = error;
+    m->iov = (struct iovec) {
+        m->in, object_map_encode_flags(m->in, sizeof(m->in), m->fast_diff,
+                                       RADOS_NOSNAP),
+    };
+    m->step = (struct rados_step) {
+        .kind = RADOS_CALL, .cls = "rbd", .method = "set_flags",
+        .iov = &m->iov, .n_iov = 1,
+    };
+    m->op = (struct rados_op) {
+        .oid = m->header_oid, .steps = &m->step, .n_steps = 1,
+        .flags = RADOS_OP_WRITE | RADOS_OP_COPY, .done = flags_done,
+        .opaque = object_map_ref(m),
+    };
+    rados_submit(m->pool, &m->op);
+}
+
+static void update_done(struct rados_op *op)
+{
+    struct map_update *u = op->opaque;
+    struct object_map *m = u->map;
+    int result = op->result;
+    bool lost = result == -EBUSY || result == -ESHUTDOWN ||
+                result == -ECANCELED;
+
+    g_mutex_lock(&m->lock);
+    if (result < 0 && !lost && m->phase != MAP_GIVEN_UP) {
+        u->next = m->waiting;
+        m->waiting = u;
+        if (m->phase == MAP_WORKING) {
+            flag_locked(m, result);
+        }
+        g_mutex_unlock(&m->lock);
+        return;
+    }
+    if (!lost) {
+        change_locked(m, u);
+        result = 0;
+    }
+    g_mutex_unlock(&m->lock);
+    u->done(u, result);
+}
 
 static void encode_update(struct map_update *u)
 {
@@ -476,125 +558,6 @@ static void encode_update(struct map_update *u)
     u->iov = (struct iovec) { u->in, penc_len(&e) };
 }
 
-static void op_prepare(struct object_map *m, const char *oid, unsigned n_steps,
-                       void (*done)(struct rados_op *op))
-{
-    m->op = (struct rados_op) {
-        .oid = oid, .steps = m->steps, .n_steps = n_steps,
-        .flags = RADOS_OP_WRITE | RADOS_OP_COPY, .done = done, .opaque = m,
-    };
-    __atomic_add_fetch(&m->ops, 1, __ATOMIC_RELAXED);
-}
-
-/* The pending updates become the batch of an op that is ready to be sent. */
-static void batch_locked(struct object_map *m)
-{
-    struct map_update **end = &m->batch;
-    unsigned n = 1;
-
-    lock_assert_step(&m->steps[0], &m->iov, m->in, "", "");
-    while (m->pending && n < G_N_ELEMENTS(m->steps)) {
-        struct map_update *u = m->pending;
-
-        m->pending = u->next;
-        encode_update(u);
-        m->steps[n++] = (struct rados_step) {
-            .kind = RADOS_CALL, .cls = "rbd", .method = "object_map_update",
-            .iov = &u->iov, .n_iov = 1,
-        };
-        *end = u;
-        end = &u->next;
-    }
-    *end = NULL;
-    if (!m->pending) {
-        m->pending_end = &m->pending;
-    }
-    m->phase = MAP_BUSY;
-    op_prepare(m, m->oid, n, batch_done);
-}
-
-/* The batch is over; what waits goes next, or along when we have given up. */
-static void batch_end(struct object_map *m, int result)
-{
-    struct map_update *u, *next;
-    bool more = false;
-
-    g_mutex_lock(&m->lock);
-    u = m->batch;
-    m->batch = NULL;
-    if (m->phase == MAP_GIVEN_UP && m->pending) {
-        *m->pending_end = u;
-        u = m->pending;
-        m->pending = NULL;
-        m->pending_end = &m->pending;
-    }
-    for (next = u; next && result == 0; next = next->next) {
-        change_locked(m, next);
-    }
-    if (m->phase != MAP_GIVEN_UP) {
-        more = m->pending;
-        m->phase = MAP_IDLE;
-        if (more) {
-            batch_locked(m);
-        }
-    }
-    g_mutex_unlock(&m->lock);
-
-    if (more) {
-        rados_submit(m->pool, &m->op);
-    }
-    for (; u; u = next) {
-        next = u->next;
-        u->done(u, result);
-    }
-    object_map_unref(m);
-}
-
-static void flags_done(struct rados_op *op)
-{
-    struct object_map *m = op->opaque;
-    int result = op->result;
-
-    g_mutex_lock(&m->lock);
-    if (result == 0) {
-        __atomic_store_n(&m->trusted, 0, __ATOMIC_RELEASE);
-        m->phase = MAP_GIVEN_UP;
-    }
-    g_mutex_unlock(&m->lock);
-    plog(PINRBD_LOG_WARN, "image '%s': its object map cannot be updated (%s) "
-         "and %s", m->spec, g_strerror(-m->error), result == 0 ?
-         "is marked invalid; `rbd object-map rebuild' makes a new one" :
-         "cannot be marked invalid either: the write fails");
-    batch_end(m, result);
-}
-
-static void batch_done(struct rados_op *op)
-{
-    struct object_map *m = op->opaque;
-    int result = op->result;
-
-    object_map_ref(m);          /* until batch_end(): callbacks free theirs */
-    if (result == 0 || result == -EBUSY || result == -ESHUTDOWN ||
-        result == -ECANCELED) {
-        batch_end(m, result);
-        return;
-    }
-    g_mutex_lock(&m->lock);
-    m->phase = MAP_FLAGGING;
-    m->error = result;
-    m->iov = (struct iovec) {
-        m->in, object_map_encode_flags(m->in, sizeof(m->in), m->fast_diff,
-                                       RADOS_NOSNAP),
-    };
-    m->steps[0] = (struct rados_step) {
-        .kind = RADOS_CALL, .cls = "rbd", .method = "set_flags",
-        .iov = &m->iov, .n_iov = 1,
-    };
-    op_prepare(m, m->header_oid, 1, flags_done);
-    g_mutex_unlock(&m->lock);
-    rados_submit(m->pool, &m->op);
-}
-
 int object_map_update(struct object_map *m, struct map_update *u)
 {
     g_mutex_lock(&m->lock);
@@ -603,15 +566,27 @@ int object_map_update(struct object_map *m, struct map_update *u)
         g_mutex_unlock(&m->lock);
         return 1;
     }
-    u->next = NULL;
-    *m->pending_end = u;
-    m->pending_end = &u->next;
-    if (m->phase != MAP_IDLE) {
+    u->map = m;
+    if (m->phase == MAP_FLAGGING) {
+        u->next = m->waiting;
+        m->waiting = u;
         g_mutex_unlock(&m->lock);
         return 0;
     }
-    batch_locked(m);
     g_mutex_unlock(&m->lock);
-    rados_submit(m->pool, &m->op);
+
+    encode_update(u);
+    u->steps[0] = m->assertion_step;
+    u->steps[1] = (struct rados_step) {
+        .kind = RADOS_CALL, .cls = "rbd", .method = "object_map_update",
+        .iov = &u->iov, .n_iov = 1,
+    };
+    u->op = (struct rados_op) {
+        .oid = m->oid, .steps = u->steps, .n_steps = 2,
+        .flags = RADOS_OP_WRITE | RADOS_OP_COPY, .done = update_done,
+        .opaque = u,
+    };
+    __atomic_add_fetch(&m->ops, 1, __ATOMIC_RELAXED);
+    rados_submit(m->pool, &u->op);
     return 0;
 }

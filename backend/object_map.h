@@ -33,6 +33,9 @@ struct map_update {
     int only_if;                /* present state (EXISTS: clean too); -1: any */
     /* -EBUSY: the map is locked by another client now. */
     void (*done)(struct map_update *u, int result);
+    struct object_map *map;     /* the rest belongs to object_map.c */
+    struct rados_op op;
+    struct rados_step steps[2];
     uint8_t in[24];
     struct iovec iov;
 };
@@ -84,8 +87,8 @@ uint64_t object_map_size(const struct object_map *m);
 uint64_t object_map_ops(const struct object_map *m);
 
 /*
- * Change an entry on disk and then in memory.  1: it is done, no callback.
- * Updates that come while one is on its way go together in the next.
+ * Change an entry on disk and then in memory.  1: it is done, no callback.  No
+ * two updates of one object at a time.
  */
 int object_map_update(struct object_map *m, struct map_update *u);
 

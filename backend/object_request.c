@@ -545,9 +545,10 @@ static int map_update(struct object_request *o, enum object_state state,
                       int only_if,
                       void (*done)(struct map_update *u, int result))
 {
-    o->update = (struct map_update) {
-        .object = o->object, .state = state, .only_if = only_if, .done = done,
-    };
+    o->update.object = o->object;
+    o->update.state = state;
+    o->update.only_if = only_if;
+    o->update.done = done;
     return object_map_update(map_of(o), &o->update);
 }
 

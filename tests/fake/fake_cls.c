@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: GPL-2.0-or-later */
 /*
- * The methods of class rbd that the library calls, on a small model of an
- * image.  Outputs are put together here byte by byte, on purpose without the
- * library's own codec.  An id object holds its id as data, as on a real
- * cluster; headers and directories live in tables of their own.
+ * The methods of class rbd on headers, id objects, directories and data
+ * objects, and which class has which method.  An id object holds its id as
+ * data, as on a real cluster; headers and directories are small models in
+ * tables of their own.
  */
 #include "fake_store.h"
 
@@ -23,6 +23,7 @@ static void image_free(gpointer p)
     struct fake_image *img = p;
 
     g_array_unref(img->snaps);
+    g_hash_table_unref(img->metadata);
     g_free(img);
 }
 
@@ -43,62 +44,6 @@ void cls_clear(void)
     g_clear_pointer(&images, g_hash_table_unref);
     g_clear_pointer(&dirs, g_hash_table_unref);
     g_clear_pointer(&overrides, g_hash_table_unref);
-}
-
-/* ---- bytes --------------------------------------------------------------- */
-
-static void put_le(GByteArray *a, uint64_t v, unsigned n)
-{
-    while (n--) {
-        uint8_t b = v;
-
-        g_byte_array_append(a, &b, 1);
-        v >>= 8;
-    }
-}
-
-static void put_string(GByteArray *a, const char *s)
-{
-    put_le(a, strlen(s), 4);
-    g_byte_array_append(a, (const uint8_t *)s, strlen(s));
-}
-
-/* BLOCK(1,1) around @body, which is freed. */
-static void put_block(GByteArray *a, GByteArray *body)
-{
-    put_le(a, 1, 1);
-    put_le(a, 1, 1);
-    put_le(a, body->len, 4);
-    g_byte_array_append(a, body->data, body->len);
-    g_byte_array_unref(body);
-}
-
-static uint64_t get_le(struct fake_call *c, unsigned n)
-{
-    uint64_t v = 0;
-
-    if (c->in_len - c->in_pos < n) {
-        c->in_bad = true;
-        return 0;
-    }
-    for (unsigned i = 0; i < n; i++) {
-        v |= (uint64_t)c->in[c->in_pos++] << (8 * i);
-    }
-    return v;
-}
-
-static void get_string(struct fake_call *c, char *buf, size_t size)
-{
-    size_t len = get_le(c, 4);
-
-    buf[0] = '\0';
-    if (len >= size || c->in_len - c->in_pos < len) {
-        c->in_bad = true;
-        return;
-    }
-    memcpy(buf, c->in + c->in_pos, len);
-    buf[len] = '\0';
-    c->in_pos += len;
 }
 
 /* ---- header -------------------------------------------------------------- */
@@ -124,10 +69,10 @@ static struct fake_snap *snap_of(struct fake_image *img, uint64_t id)
 static int input_snap(struct fake_call *c, struct fake_image *img,
                       struct fake_snap **ret)
 {
-    uint64_t id = get_le(c, 8);
+    uint64_t id = get_le(&c->in, 8);
 
     *ret = NULL;
-    if (c->in_bad) {
+    if (c->in.bad) {
         return -EINVAL;
     }
     if (id != RADOS_NOSNAP) {
@@ -162,8 +107,8 @@ static int get_features(struct fake_call *c, struct fake_image *img)
                          PINRBD_FEATURE_DIRTY_CACHE;
     bool read_only;
 
-    get_le(c, 8);
-    read_only = get_le(c, 1);
+    get_le(&c->in, 8);
+    read_only = get_le(&c->in, 1);
     put_le(c->out, img->features, 8);
     put_le(c->out, img->incompatible ? img->incompatible :
                    img->features & (read_only ? read_mask : 0xfff), 8);
@@ -175,7 +120,7 @@ static int get_flags(struct fake_call *c, struct fake_image *img)
     struct fake_snap *s;
     int r = input_snap(c, img, &s);
 
-    put_le(c->out, img->flags, 8);
+    put_le(c->out, s ? s->flags : img->flags, 8);
     return r;
 }
 
@@ -270,11 +215,130 @@ static int get_protection_status(struct fake_call *c, struct fake_image *img)
     return r;
 }
 
+static int set_protection_status(struct fake_call *c, struct fake_image *img)
+{
+    struct fake_snap *s;
+    int r = input_snap(c, img, &s);
+    uint8_t status = get_le(&c->in, 1);
+
+    if (c->in.bad || status > 2 || (r == 0 && !s)) {
+        return -EINVAL;
+    }
+    if (!(img->features & PINRBD_FEATURE_LAYERING)) {
+        return -ENOEXEC;
+    }
+    if (r == 0) {
+        s->protection = status;
+    }
+    return r;
+}
+
+static int set_flags(struct fake_call *c, struct fake_image *img)
+{
+    uint64_t flags = get_le(&c->in, 8);
+    uint64_t mask = get_le(&c->in, 8);
+    struct fake_snap *s = NULL;
+    int r = c->in.pos == c->in.len ? 0 : input_snap(c, img, &s);
+    uint64_t *have = s ? &s->flags : &img->flags;
+
+    if (c->in.bad) {
+        return -EINVAL;
+    }
+    if (r == 0) {
+        *have = (*have & ~mask) | (flags & mask);
+    }
+    return r;
+}
+
+/* Type and all; only what users make is understood. */
+static uint32_t get_snap_namespace(struct fake_input *in)
+{
+    struct fake_input body = get_block(in);
+    uint32_t type = get_le(&body, 4);
+
+    in->bad = in->bad || body.bad;
+    return type;
+}
+
+static void snap_append(struct fake_image *img, uint64_t id, const char *name)
+{
+    struct fake_snap s = {
+        .id = id, .size = img->size, .flags = img->flags,
+        .has_overlap = img->has_overlap, .overlap = img->overlap,
+        .time_s = 1700000000,
+    };
+
+    g_strlcpy(s.name, name, sizeof(s.name));
+    g_array_append_val(img->snaps, s);
+    img->snap_seq = id;
+}
+
+static int snapshot_add(struct fake_call *c, struct fake_image *img)
+{
+    char name[sizeof(((struct fake_snap *)0)->name)];
+    uint64_t id;
+    uint32_t type = 0;
+
+    get_string(&c->in, name, sizeof(name));
+    id = get_le(&c->in, 8);
+    if (c->in.pos < c->in.len) {
+        type = get_snap_namespace(&c->in);
+    }
+    if (c->in.bad || type) {
+        return -EINVAL;
+    }
+    if (id < img->snap_seq) {
+        return -ESTALE;
+    }
+    for (guint i = 0; i < img->snaps->len; i++) {
+        struct fake_snap *s = &g_array_index(img->snaps, struct fake_snap, i);
+
+        if (s->id == id || (!s->type && g_str_equal(s->name, name))) {
+            return -EEXIST;
+        }
+    }
+    snap_append(img, id, name);
+    return 0;
+}
+
+static int snapshot_remove(struct fake_call *c, struct fake_image *img)
+{
+    struct fake_snap *s;
+    int r = input_snap(c, img, &s);
+
+    if (r < 0 || !s) {
+        return r ? r : -ENOENT;
+    }
+    if (s->protection) {
+        return -EBUSY;
+    }
+    g_array_remove_index(img->snaps, s - (struct fake_snap *)
+                                         (void *)img->snaps->data);
+    return 0;
+}
+
+static int metadata_get(struct fake_call *c, struct fake_image *img)
+{
+    char key[ENTRY_TEXT];
+    const char *value;
+
+    get_string(&c->in, key, sizeof(key));
+    if (c->in.bad) {
+        return -EINVAL;
+    }
+    value = g_hash_table_lookup(img->metadata, key);
+    if (!value) {
+        return -ENOENT;
+    }
+    put_string(c->out, value);
+    return 0;
+}
+
 static int set_size(struct fake_call *c, struct fake_image *img)
 {
-    uint64_t size = get_le(c, 8);
+    uint64_t size = get_le(&c->in, 8);
 
-    if (c->in_bad) {
+    if (c->in.bad) {
         return -EINVAL;
     }
     img->size = size;
@@ -284,10 +348,10 @@ static int set_size(struct fake_call *c, struct fake_image *img)
 
 static int set_stripe_unit_count(struct fake_call *c, struct fake_image *img)
 {
-    uint64_t unit = get_le(c, 8);
-    uint64_t count = get_le(c, 8);
+    uint64_t unit = get_le(&c->in, 8);
+    uint64_t count = get_le(&c->in, 8);
 
-    if (c->in_bad || !unit || (1ULL << img->order) % unit) {
+    if (c->in.bad || !unit || (1ULL << img->order) % unit) {
         return -EINVAL;
     }
     if (!(img->features & PINRBD_FEATURE_STRIPINGV2)) {
@@ -306,7 +370,52 @@ static struct fake_image *image_new(void)
     img->parent_pool = -1;
     img->parent_snap = RADOS_NOSNAP;
     img->snaps = g_array_new(FALSE, TRUE, sizeof(struct fake_snap));
+    img->metadata = g_hash_table_new_full(g_str_hash, g_str_equal, g_free,
+                                          g_free);
     return img;
+}
+
+static void metadata_copy(gpointer key, gpointer value, gpointer to)
+{
+    g_hash_table_insert(to, g_strdup(key), g_strdup(value));
+}
+
+static void image_copy(struct fake_image *to, const struct fake_image *from)
+{
+    *to = *from;
+    to->snaps = g_array_copy(from->snaps);
+    to->metadata = g_hash_table_new_full(g_str_hash, g_str_equal, g_free,
+                                         g_free);
+    g_hash_table_foreach(from->metadata, metadata_copy, to->metadata);
+}
+
+struct fake_image *cls_save(const char *key)
+{
+    const struct fake_image *img = g_hash_table_lookup(images, key);
+    struct fake_image *saved = NULL;
+
+    if (img) {
+        saved = g_new(struct fake_image, 1);
+        image_copy(saved, img);
+    }
+    return saved;
+}
+
+/* The test holds a pointer to the image: it is put back in place. */
+void cls_saved(const char *key, struct fake_image *saved, bool restore)
+{
+    struct fake_image *img = g_hash_table_lookup(images, key);
+
+    if (restore && !saved) {
+        g_hash_table_remove(images, key);
+    } else if (restore) {
+        g_array_unref(img->snaps);
+        g_hash_table_unref(img->metadata);
+        image_copy(img, saved);
+    }
+    if (saved) {
+        image_free(saved);
+    }
 }
 
 static int create(struct fake_call *c, G_GNUC_UNUSED struct fake_image *none)
@@ -317,12 +426,16 @@ static int create(struct fake_call *c, G_GNUC_UNUSED struct fake_image *none)
         return -EEXIST;
     }
     img = image_new();
-    img->size = get_le(c, 8);
-    img->order = get_le(c, 1);
-    img->features = get_le(c, 8);
-    get_string(c, img->prefix, sizeof(img->prefix));
-    img->data_pool = get_le(c, 8);
-    if (c->in_bad || img->features & 0x300 || !*c->data ||
+    img->size = get_le(&c->in, 8);
+    img->order = get_le(&c->in, 1);
+    img->features = get_le(&c->in, 8);
+    get_string(&c->in, img->prefix, sizeof(img->prefix));
+    img->data_pool = get_le(&c->in, 8);
+    if (img->features & ~0xfffULL) {
+        image_free(img);
+        return -ENOSYS;
+    }
+    if (c->in.bad || img->features & 0x300 || !*c->data ||
         !(img->features & PINRBD_FEATURE_DATA_POOL) !=
         (img->data_pool == -1)) {
         image_free(img);
@@ -333,6 +446,62 @@ static int create(struct fake_call *c, G_GNUC_UNUSED struct fake_image *none)
     g_strlcpy(img->header, c->oid, sizeof(img->header));
     g_strlcpy(img->id, c->oid + strlen("rbd_header."), sizeof(img->id));
     g_hash_table_insert(images, g_strdup(c->key), img);
+    return 0;
+}
+
+/* ---- data objects -------------------------------------------------------- */
+
+/* Both do nothing when there is an object, and are glad. */
+static int copyup(struct fake_call *c, G_GNUC_UNUSED struct fake_image *none)
+{
+    if (*c->data) {
+        c->modified = false;
+        return 0;
+    }
+    *c->data = g_byte_array_new();
+    g_byte_array_append(*c->data, c->in.p, c->in.len);
+    return 0;
+}
+
+static int sparse_copyup(struct fake_call *c,
+                         G_GNUC_UNUSED struct fake_image *none)
+{
+    struct fake_input extents = { c->in.p, c->in.len, 0, false };
+    uint32_t n = get_le(&extents, 4);
+    struct fake_input in = extents;
+    const uint8_t *bytes;
+    GByteArray *data;
+    size_t left;
+
+    (void)get_bytes(&in, 16 * (size_t)n);
+    left = get_le(&in, 4);
+    bytes = get_bytes(&in, left);
+    if (!bytes) {
+        return -EINVAL;
+    }
+    if (*c->data) {
+        c->modified = false;
+        return 0;
+    }
+    data = g_byte_array_new();
+    while (n--) {
+        uint64_t off = get_le(&extents, 8);
+        uint64_t len = get_le(&extents, 8);
+        guint old = data->len;
+
+        if (len > left) {
+            g_byte_array_unref(data);
+            return -EINVAL;
+        }
+        if (off + len > old) {
+            g_byte_array_set_size(data, off + len);
+            memset(data->data + old, 0, data->len - old);
+        }
+        memcpy(data->data + off, bytes, len);
+        bytes += len;
+        left -= len;
+    }
+    *c->data = data;
     return 0;
 }
 
@@ -352,8 +521,8 @@ static int set_id(struct fake_call *c, G_GNUC_UNUSED struct fake_image *none)
 {
     char id[ENTRY_TEXT];
 
-    get_string(c, id, sizeof(id));
-    if (c->in_bad || !id[0]) {
+    get_string(&c->in, id, sizeof(id));
+    if (c->in.bad || !id[0]) {
         return -EINVAL;
     }
     if (!*c->data) {
@@ -399,9 +568,9 @@ static int dir_add_image(struct fake_call *c,
     char name[ENTRY_TEXT];
     char id[ENTRY_TEXT];
 
-    get_string(c, name, sizeof(name));
-    get_string(c, id, sizeof(id));
-    if (c->in_bad) {
+    get_string(&c->in, name, sizeof(name));
+    get_string(&c->in, id, sizeof(id));
+    if (c->in.bad) {
         return -EINVAL;
     }
     if (g_hash_table_contains(dir, name)) {
@@ -425,10 +594,10 @@ static int dir_remove_image(struct fake_call *c,
     char id[ENTRY_TEXT];
     const char *have;
 
-    get_string(c, name, sizeof(name));
-    get_string(c, id, sizeof(id));
+    get_string(&c->in, name, sizeof(name));
+    get_string(&c->in, id, sizeof(id));
     have = g_hash_table_lookup(dir, name);
-    if (c->in_bad) {
+    if (c->in.bad) {
         return -EINVAL;
     }
     if (!have) {
@@ -447,7 +616,7 @@ static int dir_get_id(struct fake_call *c,
     char name[ENTRY_TEXT];
     const char *id;
 
-    get_string(c, name, sizeof(name));
+    get_string(&c->in, name, sizeof(name));
     id = g_hash_table_lookup(dir_of(c->key), name);
     if (!id) {
         return -ENOENT;
@@ -462,7 +631,7 @@ static int dir_get_name(struct fake_call *c,
     char id[ENTRY_TEXT];
     const char *name;
 
-    get_string(c, id, sizeof(id));
+    get_string(&c->in, id, sizeof(id));
     name = dir_name_of(dir_of(c->key), id);
     if (!name) {
         return -ENOENT;
@@ -479,12 +648,7 @@ static int dir_state_assert(struct fake_call *c,
 
 /* ---- dispatch ------------------------------------------------------------ */
 
-static const struct {
-    const char *name;
-    bool write;
-    bool on_image;              /* -ENOENT unless there is an image */
-    int (*fn)(struct fake_call *c, struct fake_image *img);
-} methods[] = {
+static const struct fake_method rbd_methods[] = {
     { "get_size", false, true, get_size },
     { "get_object_prefix", false, true, get_object_prefix },
     { "get_features", false, true, get_features },
@@ -497,9 +661,16 @@ static const struct {
     { "parent_overlap_get", false, true, parent_overlap_get },
     { "snapshot_get", false, true, snapshot_get },
     { "get_protection_status", false, true, get_protection_status },
+    { "metadata_get", false, true, metadata_get },
+    { "set_flags", true, true, set_flags },
+    { "set_protection_status", true, true, set_protection_status },
     { "set_size", true, true, set_size },
     { "set_stripe_unit_count", true, true, set_stripe_unit_count },
+    { "snapshot_add", true, true, snapshot_add },
+    { "snapshot_remove", true, true, snapshot_remove },
     { "create", true, false, create },
+    { "copyup", true, false, copyup },
+    { "sparse_copyup", true, false, sparse_copyup },
     { "get_id", false, false, get_id },
     { "set_id", true, false, set_id },
     { "dir_add_image", true, false, dir_add_image },
@@ -507,34 +678,53 @@ static const struct {
     { "dir_get_id", false, false, dir_get_id },
     { "dir_get_name", false, false, dir_get_name },
     { "dir_state_assert", false, false, dir_state_assert },
+    { 0 },
 };
+
+static const struct fake_method *find_method(const struct fake_method *table,
+                                             const char *name)
+{
+    while (table->name && !g_str_equal(table->name, name)) {
+        table++;
+    }
+    return table->name ? table : NULL;
+}
 
 int cls_call(const char *cls, struct fake_call *c)
 {
     g_autofree char *what = g_strdup_printf("%s %s", c->oid, c->method);
     const GByteArray *bytes = g_hash_table_lookup(overrides, what);
+    const struct fake_method *m;
     struct fake_image *img;
+    bool modified = c->modified;
+    int r;
 
     if (bytes) {
-        g_byte_array_append(c->out, bytes->data, bytes->len);
+        put_bytes(c->out, bytes);
         return 0;
     }
-    if (!g_str_equal(cls, "rbd")) {
+    if (g_str_equal(cls, "lock")) {
+        m = find_method(cls_lock_methods, c->method);
+    } else if (g_str_equal(cls, "rbd")) {
+        m = find_method(rbd_methods, c->method);
+        m = m ? m : find_method(cls_map_methods, c->method);
+    } else {
         return -EPERM;
     }
-    for (size_t i = 0; i < G_N_ELEMENTS(methods); i++) {
-        if (g_str_equal(methods[i].name, c->method)) {
-            if (methods[i].write && !c->write) {
-                return -EIO;
-            }
-            img = image_of(c);
-            if (methods[i].on_image && !img) {
-                return -ENOENT;
-            }
-            return methods[i].fn(c, img);
-        }
+    if (!m) {
+        return -EOPNOTSUPP;
     }
-    return -EOPNOTSUPP;
+    if (m->write && !c->write) {
+        return -EIO;
+    }
+    img = image_of(c);
+    if (m->on_image && !img) {
+        return -ENOENT;
+    }
+    c->modified = m->write;
+    r = m->fn(c, img);
+    c->modified |= modified;
+    return r;
 }
 
 void fake_override(const char *oid, const char *method, const void *data,
@@ -601,33 +791,67 @@ void fake_image_remove(struct fake_image *img)
     g_autofree char *dir_key = store_key(img->pool, img->ns, "rbd_directory");
     g_autofree char *id_oid = g_strdup_printf("rbd_id.%s", img->name);
 
+    g_mutex_lock(&fake_mutex);
+    map_image_removed(img);
+    g_mutex_unlock(&fake_mutex);
     fake_object_remove(img->pool, img->ns, img->header);
     fake_object_remove(img->pool, img->ns, id_oid);
     g_hash_table_remove(dir_of(dir_key), img->name);
     g_hash_table_remove(images, key);
 }
 
+uint64_t cls_next_snap(void)
+{
+    return ++next_snap;
+}
+
 uint64_t cls_snap_add(struct fake_image *img, const char *name)
 {
-    struct fake_snap s = {
-        .id = ++next_snap, .size = img->size,
-        .has_overlap = img->has_overlap, .overlap = img->overlap,
-        .time_s = 1700000000,
-    };
+    uint64_t id = cls_next_snap();
 
-    g_strlcpy(s.name, name, sizeof(s.name));
-    g_array_append_val(img->snaps, s);
-    img->snap_seq = s.id;
-    return s.id;
+    snap_append(img, id, name);
+    map_snap_added(img, id);
+    return id;
+}
+
+struct fake_image *cls_image_of_data(int64_t pool, const char *ns,
+                                     const char *oid, uint64_t *ret_object)
+{
+    const char *dot = strrchr(oid, '.');
+    GHashTableIter it;
+    gpointer value;
+
+    g_hash_table_iter_init(&it, images);
+    while (dot && g_hash_table_iter_next(&it, NULL, &value)) {
+        struct fake_image *img = value;
+
+        if (pool == (img->data_pool < 0 ? img->pool : img->data_pool) &&
+            g_str_equal(ns, img->ns) &&
+            strlen(img->prefix) == (size_t)(dot - oid) &&
+            g_str_has_prefix(oid, img->prefix)) {
+            *ret_object = g_ascii_strtoull(dot + 1, NULL, 16);
+            return img;
+        }
+    }
+    return NULL;
 }
 
 void cls_snap_remove(struct fake_image *img, uint64_t id)
 {
     for (guint i = 0; i < img->snaps->len; i++) {
         if (g_array_index(img->snaps, struct fake_snap, i).id == id) {
+            map_snap_removed(img, id);
             g_array_remove_index(img->snaps, i);
             return;
         }
     }
     g_error("fake: no snapshot %" G_GUINT64_FORMAT, (guint64)id);
+}
+
+void fake_image_metadata(struct fake_image *img, const char *key,
+                         const char *value)
+{
+    g_autoptr(GMutexLocker) locker = g_mutex_locker_new(&fake_mutex);
+
+    g_hash_table_insert(img->metadata, g_strdup(key), g_strdup(value));
 }

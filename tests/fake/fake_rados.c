@@ -26,7 +26,7 @@ struct conn {
     struct rados_conn base;
     char *identity;
     GHashTable *options;
-    uint64_t instance;
+    struct fake_client client;
     bool connected;
     unsigned pools;
 };
@@ -38,8 +38,8 @@ struct pool {
 
 struct watch {
     struct rados_watch *w;
+    struct conn *conn;
     char *key;
-    uint64_t gid;
     uint64_t cookie;
     bool registered;
     bool busy;              /* one of its callbacks runs */
@@ -52,10 +52,12 @@ struct ack {
     uint64_t cookie;
     enum ack_state state;
     GByteArray *payload;
+    bool ours;
 };
 
 struct notify {
     uint64_t id;
+    uint64_t sender;
     char *key;
     GByteArray *payload;
     GArray *acks;           /* struct ack */
@@ -92,7 +94,7 @@ struct item {
     int result;
 };
 
-static GMutex lock;
+GMutex fake_mutex;
 static GCond changed;
 static GPtrArray *queue;        /* struct item, in submit order */
 static GPtrArray *log_lines;
@@ -101,9 +103,10 @@ static GPtrArray *watches;      /* struct watch */
 static GPtrArray *notifies;     /* struct notify */
 static unsigned fault_hits;
 static unsigned running;        /* callbacks of workers */
-static unsigned conns;
+static GPtrArray *conns;        /* struct conn */
 static uint64_t next_instance;
 static uint64_t next_cookie;
+static bool reuse_cookie;
 static uint64_t next_notify;
 static GThread *worker[16];
 static unsigned n_workers;
@@ -111,12 +114,7 @@ static bool workers_stop;
 static uint64_t required_seq;
 static GRand *rng;
 
-#define CHECK(cond, what) \
-    do { \
-        if (!(cond)) { \
-            g_error("fake: %s", what); \
-        } \
-    } while (0)
+#define FIRST_INSTANCE 4100
 
 /* ---- text ---------------------------------------------------------------- */
 
@@ -271,6 +269,20 @@ static char *oid_line(const struct rados_pool *p, const char *verb,
     return g_string_free(s, FALSE);
 }
 
+static char *notify_line(const struct rados_pool *p,
+                         const struct rados_notify *n)
+{
+    GString *s = g_string_new("notify");
+    int op = notify_op(n->payload, n->payload_len);
+
+    g_string_append_printf(s, " %s %zu", n->oid, n->payload_len);
+    if (op >= 0) {
+        g_string_append_printf(s, " op %d", op);
+    }
+    add_place(s, p);
+    return g_string_free(s, FALSE);
+}
+
 static bool matches(const char *match, const char *line)
 {
     return g_pattern_match_simple(match, line);
@@ -304,17 +316,23 @@ static bool note_locked(const char *line, struct fake_fault *ret)
 }
 
 /* For calls that block: 0 or the fault's number. */
+static int note_call_locked(const char *line, struct fake_fault *f)
+{
+    memset(f, 0, sizeof(*f));
+    return note_locked(line, f) ? f->err : 0;
+}
+
 static int note_call(const char *line)
 {
-    g_autoptr(GMutexLocker) locker = g_mutex_locker_new(&lock);
+    g_autoptr(GMutexLocker) locker = g_mutex_locker_new(&fake_mutex);
     struct fake_fault f;
 
-    return note_locked(line, &f) ? f.err : 0;
+    return note_call_locked(line, &f);
 }
 
 void fake_fault_add(const struct fake_fault *f)
 {
-    g_autoptr(GMutexLocker) locker = g_mutex_locker_new(&lock);
+    g_autoptr(GMutexLocker) locker = g_mutex_locker_new(&fake_mutex);
     struct fake_fault copy = *f;
 
     copy.match = g_strdup(f->match);
@@ -324,7 +342,7 @@ void fake_fault_add(const struct fake_fault *f)
 
 void fake_faults_clear(void)
 {
-    g_autoptr(GMutexLocker) locker = g_mutex_locker_new(&lock);
+    g_autoptr(GMutexLocker) locker = g_mutex_locker_new(&fake_mutex);
 
     for (guint i = 0; i < faults->len; i++) {
         g_free((char *)g_array_index(faults, struct fake_fault, i).match);
@@ -334,7 +352,7 @@ void fake_faults_clear(void)
 
 unsigned fake_fault_hits(void)
 {
-    g_autoptr(GMutexLocker) locker = g_mutex_locker_new(&lock);
+    g_autoptr(GMutexLocker) locker = g_mutex_locker_new(&fake_mutex);
 
     return fault_hits;
 }
@@ -351,38 +369,38 @@ static unsigned log_count_locked(const char *match)
 
 unsigned fake_log_count(const char *match)
 {
-    g_autoptr(GMutexLocker) locker = g_mutex_locker_new(&lock);
+    g_autoptr(GMutexLocker) locker = g_mutex_locker_new(&fake_mutex);
 
     return log_count_locked(match);
 }
 
 const char *fake_log_line(unsigned i)
 {
-    g_autoptr(GMutexLocker) locker = g_mutex_locker_new(&lock);
+    g_autoptr(GMutexLocker) locker = g_mutex_locker_new(&fake_mutex);
 
     return i < log_lines->len ? g_ptr_array_index(log_lines, i) : NULL;
 }
 
 unsigned fake_log_length(void)
 {
-    g_autoptr(GMutexLocker) locker = g_mutex_locker_new(&lock);
+    g_autoptr(GMutexLocker) locker = g_mutex_locker_new(&fake_mutex);
 
     return log_lines->len;
 }
 
 void fake_log_clear(void)
 {
-    g_autoptr(GMutexLocker) locker = g_mutex_locker_new(&lock);
+    g_autoptr(GMutexLocker) locker = g_mutex_locker_new(&fake_mutex);
 
     g_ptr_array_set_size(log_lines, 0);
 }
 
 void fake_wait_log(const char *match)
 {
-    g_autoptr(GMutexLocker) locker = g_mutex_locker_new(&lock);
+    g_autoptr(GMutexLocker) locker = g_mutex_locker_new(&fake_mutex);
 
     while (!log_count_locked(match)) {
-        g_cond_wait(&changed, &lock);
+        g_cond_wait(&changed, &fake_mutex);
     }
 }
 
@@ -474,6 +492,60 @@ static void count_bytes(const struct item *it)
     }
 }
 
+static bool conn_fenced(const struct conn *c)
+{
+    return fenced(c->client.address);
+}
+
+/* Only copies data up from a parent: makes what was missing, nothing else. */
+static bool only_copies_up(const struct rados_op *op)
+{
+    for (unsigned i = 0; i < op->n_steps; i++) {
+        const struct rados_step *s = &op->steps[i];
+
+        if (s->kind != RADOS_ALLOC_HINT &&
+            !(s->kind == RADOS_CALL && g_str_has_suffix(s->method,
+                                                        "copyup"))) {
+            return false;
+        }
+    }
+    return true;
+}
+
+static bool has_step(const struct rados_op *op, enum rados_step_kind kind)
+{
+    for (unsigned i = 0; i < op->n_steps; i++) {
+        if (op->steps[i].kind == kind) {
+            return true;
+        }
+    }
+    return false;
+}
+
+/* What fake_require_owner() asked for. */
+static void check_owner_locked(const struct item *it)
+{
+    const struct rados_pool *p = &it->pool->base;
+    uint64_t n;
+    const struct fake_image *img = it->write ?
+        cls_image_of_data(p->id, p->ns, it->op->oid, &n) : NULL;
+    int state;
+
+    if (!img || !img->require_owner) {
+        return;
+    }
+    FAKE_CHECK(!(img->features & PINRBD_FEATURE_EXCLUSIVE_LOCK) ||
+               lock_owned_by(img, it->pool->conn->client.gid),
+               "a write without the lock");
+    state = map_state(img, RADOS_NOSNAP, n);
+    if (!(img->features & PINRBD_FEATURE_OBJECT_MAP) || state < 0 ||
+        img->flags & 1) {
+        return;
+    }
+    FAKE_CHECK(state == 1 || (state == 2 && has_step(it->op, RADOS_REMOVE)),
+               "a write that the object map does not know of");
+}
+
 static void execute_op_locked(struct item *it)
 {
     struct rados_op *op = it->op;
@@ -485,10 +557,14 @@ static void execute_op_locked(struct item *it)
     it->executed = true;
     if (it->cancelled || fail) {
         op->result = fail ? it->fault.err : -ECANCELED;
+    } else if (conn_fenced(it->pool->conn)) {
+        op->result = -ESHUTDOWN;
     } else {
-        op->result = store_execute(it->key, it->pool->base.id,
-                                   it->pool->base.ns, it->pool->base.snap, op,
-                                   it->payload, max, outputs);
+        check_owner_locked(it);
+        op->result = store_execute(it->key, &it->pool->conn->client,
+                                   it->pool->base.id, it->pool->base.ns,
+                                   it->pool->base.snap, op, it->payload, max,
+                                   outputs);
         count_bytes(it);
     }
     if (it->faulty && it->fault.kind == FAKE_FAIL_AFTER) {
@@ -545,16 +621,74 @@ static void notify_over_locked(struct notify *nt)
     g_cond_broadcast(&changed);
 }
 
+static struct notify *notify_new_locked(const char *key, uint64_t sender,
+                                        const void *payload, size_t len)
+{
+    struct notify *nt = g_new0(struct notify, 1);
+
+    nt->id = ++next_notify;
+    nt->sender = sender;
+    nt->key = g_strdup(key);
+    nt->payload = g_byte_array_new();
+    if (len) {
+        g_byte_array_append(nt->payload, payload, len);
+    }
+    nt->acks = g_array_new(FALSE, TRUE, sizeof(struct ack));
+    g_ptr_array_add(notifies, nt);
+    return nt;
+}
+
+static void notify_spread_locked(struct notify *nt);
+
+/* A peer has given the lock up, and says so. */
+static void released_locked(const char *key, uint64_t gid, uint64_t handle)
+{
+    g_autoptr(GByteArray) payload = g_byte_array_new();
+    GByteArray *body = g_byte_array_new();
+
+    put_le(body, FAKE_OP_RELEASED_LOCK, 4);
+    put_le(body, gid, 8);
+    put_le(body, handle, 8);
+    put_block_v(payload, 7, body);
+    notify_spread_locked(notify_new_locked(key, gid, payload->data,
+                                           payload->len));
+}
+
+/* The peers have acked it when it gets there. */
+static void notify_peers_locked(struct notify *nt)
+{
+    GArray *answers = peer_answers(nt->key, notify_op(nt->payload->data,
+                                                      nt->payload->len));
+
+    for (guint i = 0; i < answers->len; i++) {
+        const struct peer_ack *p = &g_array_index(answers, struct peer_ack, i);
+        struct ack a = { p->gid, p->handle, p->missed ? ACK_MISSED : ACK_DONE,
+                         p->payload, false };
+
+        g_array_append_val(nt->acks, a);
+    }
+    for (guint i = 0; i < answers->len; i++) {
+        const struct peer_ack *p = &g_array_index(answers, struct peer_ack, i);
+        struct fake_image *img = fake_image_find(oid_of_key(nt->key));
+
+        if (p->yields && img && lock_yield(img, p->gid)) {
+            released_locked(nt->key, p->gid, p->handle);
+        }
+    }
+    g_array_unref(answers);
+}
+
 static void notify_spread_locked(struct notify *nt)
 {
     for (guint i = 0; i < watches->len; i++) {
         struct watch *wt = g_ptr_array_index(watches, i);
-        struct ack a = { wt->gid, wt->cookie, ACK_NONE, NULL };
+        struct ack a = { .cookie = wt->cookie, .ours = true };
         struct item *it;
 
         if (!wt->registered || !g_str_equal(wt->key, nt->key)) {
             continue;
         }
+        a.gid = wt->conn->client.gid;
         g_array_append_val(nt->acks, a);
         it = g_new0(struct item, 1);
         it->kind = ITEM_NOTIFIED;
@@ -564,6 +698,7 @@ static void notify_spread_locked(struct notify *nt)
         it->line = g_strdup_printf("notified %s", oid_of_key(nt->key));
         g_ptr_array_add(queue, it);
     }
+    notify_peers_locked(nt);
     notify_over_locked(nt);
     g_cond_broadcast(&changed);
 }
@@ -587,7 +722,7 @@ static void watch_off_locked(struct watch *wt)
         for (guint k = 0; k < nt->acks->len; k++) {
             struct ack *a = &g_array_index(nt->acks, struct ack, k);
 
-            if (a->cookie == wt->cookie && a->state == ACK_NONE) {
+            if (a->ours && a->cookie == wt->cookie && a->state == ACK_NONE) {
                 a->state = ACK_MISSED;
             }
         }
@@ -602,16 +737,6 @@ static void watch_forget_locked(struct watch *wt)
     g_free(wt);
 }
 
-static void put_le(GByteArray *a, uint64_t v, unsigned n)
-{
-    while (n--) {
-        uint8_t b = v;
-
-        g_byte_array_append(a, &b, 1);
-        v >>= 8;
-    }
-}
-
 static void reply_locked(struct notify *nt)
 {
     GByteArray *a = g_byte_array_new();
@@ -620,7 +745,7 @@ static void reply_locked(struct notify *nt)
         guint start = a->len;
         unsigned n = 0;
 
-        put_le(a, 0, 4);
+        put_le(a, 0, 4);        /* how many: below */
         for (guint i = 0; i < nt->acks->len; i++) {
             struct ack *ack = &g_array_index(nt->acks, struct ack, i);
 
@@ -632,7 +757,7 @@ static void reply_locked(struct notify *nt)
             put_le(a, ack->cookie, 8);
             if (st == ACK_DONE) {
                 put_le(a, ack->payload->len, 4);
-                g_byte_array_append(a, ack->payload->data, ack->payload->len);
+                put_bytes(a, ack->payload);
             } else {
                 nt->n->result = -ETIMEDOUT;
             }
@@ -651,7 +776,8 @@ static bool execute_locked(struct item *it)
 {
     int err = it->faulty && (it->fault.kind == FAKE_FAIL ||
                              it->fault.kind == FAKE_FAIL_AFTER) ?
-              it->fault.err : 0;
+              it->fault.err :
+              it->pool && conn_fenced(it->pool->conn) ? -ESHUTDOWN : 0;
     const struct fake_object *o = store_find(it->key);
 
     switch (it->kind) {
@@ -664,7 +790,9 @@ static bool execute_locked(struct item *it)
         it->result = err ? err : o && o->data ? 0 : -ENOENT;
         if (it->result == 0) {
             it->watch->registered = true;
-            it->watch->cookie = ++next_cookie;
+            next_cookie += !reuse_cookie;
+            reuse_cookie = false;
+            it->watch->cookie = next_cookie;
             it->w->cookie = next_cookie;
         }
         return true;
@@ -732,7 +860,7 @@ static void call_back(struct item *it)
         it->w->failed(it->w, it->result);
         break;
     case ITEM_NOTIFIED:
-        it->watch->w->notified(it->watch->w, nt->id, FAKE_POOL_RBD,
+        it->watch->w->notified(it->watch->w, nt->id, nt->sender,
                                nt->payload->data, nt->payload->len);
         break;
     case ITEM_NOTIFY_DONE:
@@ -766,12 +894,12 @@ static void complete_locked(guint i, unsigned yields)
             }
         }
         running++;
-        g_mutex_unlock(&lock);
+        g_mutex_unlock(&fake_mutex);
         while (yields--) {
             sched_yield();
         }
         call_back(it);
-        g_mutex_lock(&lock);
+        g_mutex_lock(&fake_mutex);
         running--;
         if (wt) {
             wt->busy = false;
@@ -788,7 +916,7 @@ static void complete_locked(guint i, unsigned yields)
 
 size_t fake_pending(void)
 {
-    g_autoptr(GMutexLocker) locker = g_mutex_locker_new(&lock);
+    g_autoptr(GMutexLocker) locker = g_mutex_locker_new(&fake_mutex);
 
     return queue->len;
 }
@@ -805,29 +933,29 @@ static size_t pending_match_locked(const char *match)
 
 size_t fake_pending_match(const char *match)
 {
-    g_autoptr(GMutexLocker) locker = g_mutex_locker_new(&lock);
+    g_autoptr(GMutexLocker) locker = g_mutex_locker_new(&fake_mutex);
 
     return pending_match_locked(match);
 }
 
 void fake_run_one(size_t i)
 {
-    g_autoptr(GMutexLocker) locker = g_mutex_locker_new(&lock);
+    g_autoptr(GMutexLocker) locker = g_mutex_locker_new(&fake_mutex);
 
-    CHECK(i < queue->len, "no such item");
-    CHECK(!blocked_locked(i), "that item must wait for another of its watch");
+    FAKE_CHECK(i < queue->len, "no such item");
+    FAKE_CHECK(!blocked_locked(i), "that item must wait for another of its watch");
     complete_locked(i, 0);
 }
 
 bool fake_run_match(const char *match)
 {
-    g_autoptr(GMutexLocker) locker = g_mutex_locker_new(&lock);
+    g_autoptr(GMutexLocker) locker = g_mutex_locker_new(&fake_mutex);
 
     for (guint i = 0; i < queue->len; i++) {
         const struct item *it = g_ptr_array_index(queue, i);
 
         if (matches(match, it->line)) {
-            CHECK(!blocked_locked(i), "the item must wait for another");
+            FAKE_CHECK(!blocked_locked(i), "the item must wait for another");
             complete_locked(i, 0);
             return true;
         }
@@ -837,7 +965,7 @@ bool fake_run_match(const char *match)
 
 unsigned fake_run(void)
 {
-    g_autoptr(GMutexLocker) locker = g_mutex_locker_new(&lock);
+    g_autoptr(GMutexLocker) locker = g_mutex_locker_new(&fake_mutex);
     unsigned n = 0;
     guint i = 0;
 
@@ -855,7 +983,7 @@ unsigned fake_run(void)
 
 void fake_release(const char *match)
 {
-    g_autoptr(GMutexLocker) locker = g_mutex_locker_new(&lock);
+    g_autoptr(GMutexLocker) locker = g_mutex_locker_new(&fake_mutex);
 
     for (guint i = 0; i < queue->len; i++) {
         struct item *it = g_ptr_array_index(queue, i);
@@ -869,19 +997,19 @@ void fake_release(const char *match)
 
 void fake_wait_pending(const char *match)
 {
-    g_autoptr(GMutexLocker) locker = g_mutex_locker_new(&lock);
+    g_autoptr(GMutexLocker) locker = g_mutex_locker_new(&fake_mutex);
 
     while (!pending_match_locked(match)) {
-        g_cond_wait(&changed, &lock);
+        g_cond_wait(&changed, &fake_mutex);
     }
 }
 
 void fake_wait_idle(void)
 {
-    g_autoptr(GMutexLocker) locker = g_mutex_locker_new(&lock);
+    g_autoptr(GMutexLocker) locker = g_mutex_locker_new(&fake_mutex);
 
     while (!idle_locked()) {
-        g_cond_wait(&changed, &lock);
+        g_cond_wait(&changed, &fake_mutex);
     }
 }
 
@@ -908,13 +1036,13 @@ static int choose_locked(void)
 
 static gpointer worker_main(G_GNUC_UNUSED gpointer arg)
 {
-    g_autoptr(GMutexLocker) locker = g_mutex_locker_new(&lock);
+    g_autoptr(GMutexLocker) locker = g_mutex_locker_new(&fake_mutex);
     int i;
 
     while (!workers_stop) {
         i = choose_locked();
         if (i < 0) {
-            g_cond_wait(&changed, &lock);
+            g_cond_wait(&changed, &fake_mutex);
         } else {
             complete_locked(i, n_workers > 1 ? g_rand_int_range(rng, 0, 4) :
                                0);
@@ -925,21 +1053,21 @@ static gpointer worker_main(G_GNUC_UNUSED gpointer arg)
 
 void fake_workers(unsigned n)
 {
-    CHECK(n <= G_N_ELEMENTS(worker), "too many workers");
-    g_mutex_lock(&lock);
+    FAKE_CHECK(n <= G_N_ELEMENTS(worker), "too many workers");
+    g_mutex_lock(&fake_mutex);
     workers_stop = true;
     g_cond_broadcast(&changed);
-    g_mutex_unlock(&lock);
+    g_mutex_unlock(&fake_mutex);
     for (unsigned i = 0; i < n_workers; i++) {
         g_thread_join(worker[i]);
     }
-    g_mutex_lock(&lock);
+    g_mutex_lock(&fake_mutex);
     workers_stop = false;
     n_workers = n;
     for (unsigned i = 0; i < n; i++) {
         worker[i] = g_thread_new("fake-osd", worker_main, NULL);
     }
-    g_mutex_unlock(&lock);
+    g_mutex_unlock(&fake_mutex);
 }
 
 /* ---- life ---------------------------------------------------------------- */
@@ -969,10 +1097,12 @@ void fake_start(unsigned workers)
     faults = g_array_new(FALSE, TRUE, sizeof(struct fake_fault));
     watches = g_ptr_array_new();
     notifies = g_ptr_array_new_with_free_func(notify_free);
+    conns = g_ptr_array_new();
     rng = g_rand_new_with_seed(1);
     fault_hits = 0;
     required_seq = 0;
-    next_instance = 4100;
+    reuse_cookie = false;
+    next_instance = FIRST_INSTANCE;
     next_cookie = 0x7f0000001000;
     next_notify = 0;
     fake_workers(workers);
@@ -981,15 +1111,16 @@ void fake_start(unsigned workers)
 void fake_stop(void)
 {
     fake_workers(0);
-    CHECK(!queue->len, "items are left in the queue");
-    CHECK(!watches->len, "a watch is left");
-    CHECK(!conns, "a connection is left");
+    FAKE_CHECK(!queue->len, "items are left in the queue");
+    FAKE_CHECK(!watches->len, "a watch is left");
+    FAKE_CHECK(!conns->len, "a connection is left");
     fake_faults_clear();
     g_array_unref(faults);
     g_ptr_array_unref(queue);
     g_ptr_array_unref(log_lines);
     g_ptr_array_unref(watches);
     g_ptr_array_unref(notifies);
+    g_ptr_array_unref(conns);
     g_rand_free(rng);
     store_clear();
 }
@@ -1036,10 +1167,12 @@ static int fake_conn_new(const struct pinrbd_cluster_options *o,
     c->identity = g_strjoinv("\n", (char **)text->pdata);
     g_ptr_array_unref(text);
 
-    g_mutex_lock(&lock);
-    c->instance = next_instance++;
-    conns++;
-    g_mutex_unlock(&lock);
+    g_mutex_lock(&fake_mutex);
+    c->client.gid = next_instance++;
+    g_snprintf(c->client.address, sizeof(c->client.address), "127.0.0.1:0/%u",
+               (unsigned)(next_instance - FIRST_INSTANCE));
+    g_ptr_array_add(conns, c);
+    g_mutex_unlock(&fake_mutex);
     *ret = &c->base;
     return 0;
 }
@@ -1070,10 +1203,10 @@ static void fake_conn_free(struct rados_conn *conn)
     if (!c) {
         return;
     }
-    CHECK(!c->pools, "conn_free with pools open");
-    g_mutex_lock(&lock);
-    conns--;
-    g_mutex_unlock(&lock);
+    FAKE_CHECK(!c->pools, "conn_free with pools open");
+    g_mutex_lock(&fake_mutex);
+    g_ptr_array_remove(conns, c);
+    g_mutex_unlock(&fake_mutex);
     g_hash_table_unref(c->options);
     g_free(c->identity);
     g_free(c);
@@ -1081,7 +1214,7 @@ static void fake_conn_free(struct rados_conn *conn)
 
 static uint64_t fake_conn_instance(struct rados_conn *conn)
 {
-    return ((struct conn *)conn)->instance;
+    return ((struct conn *)conn)->client.gid;
 }
 
 static const char *fake_conn_fsid(G_GNUC_UNUSED struct rados_conn *conn)
@@ -1089,9 +1222,9 @@ static const char *fake_conn_fsid(G_GNUC_UNUSED struct rados_conn *conn)
     return "00000000-1111-2222-3333-444444444444";
 }
 
-static const char *fake_conn_address(G_GNUC_UNUSED struct rados_conn *conn)
+static const char *fake_conn_address(struct rados_conn *conn)
 {
-    return "127.0.0.1:0/1";
+    return ((struct conn *)conn)->client.address;
 }
 
 static int fake_conn_option(struct rados_conn *conn, const char *key,
@@ -1110,10 +1243,17 @@ static int open_pool(struct rados_conn *conn, int64_t id, const char *ns,
 {
     struct conn *c = (struct conn *)conn;
     struct pool *p;
+    bool is_fenced;
 
-    CHECK(c->connected, "pool_open before connect");
+    FAKE_CHECK(c->connected, "pool_open before connect");
     if (id != FAKE_POOL_RBD && id != FAKE_POOL_DATA) {
         return -ENOENT;
+    }
+    g_mutex_lock(&fake_mutex);
+    is_fenced = conn_fenced(c);
+    g_mutex_unlock(&fake_mutex);
+    if (is_fenced) {
+        return -ESHUTDOWN;
     }
     p = g_new0(struct pool, 1);
     p->base.t = &fake_rados;
@@ -1122,9 +1262,9 @@ static int open_pool(struct rados_conn *conn, int64_t id, const char *ns,
     p->base.name = g_strdup(id == FAKE_POOL_RBD ? "rbd" : "data");
     p->base.ns = g_strdup(ns ? ns : "");
     p->conn = c;
-    g_mutex_lock(&lock);
+    g_mutex_lock(&fake_mutex);
     c->pools++;
-    g_mutex_unlock(&lock);
+    g_mutex_unlock(&fake_mutex);
     *ret = &p->base;
     return 0;
 }
@@ -1161,14 +1301,14 @@ static void fake_pool_close(struct rados_pool *pool)
     if (!p) {
         return;
     }
-    g_mutex_lock(&lock);
+    g_mutex_lock(&fake_mutex);
     for (guint i = 0; i < queue->len; i++) {
         const struct item *it = g_ptr_array_index(queue, i);
 
-        CHECK(it->pool != p, "pool_close with requests on their way");
+        FAKE_CHECK(it->pool != p, "pool_close with requests on their way");
     }
     p->conn->pools--;
-    g_mutex_unlock(&lock);
+    g_mutex_unlock(&fake_mutex);
     g_free((char *)p->base.name);
     g_free((char *)p->base.ns);
     g_free(p);
@@ -1187,33 +1327,59 @@ static bool step_allowed_in_write(enum rados_step_kind k)
            k == RADOS_ASSERT_EXISTS || k == RADOS_ASSERT_VERSION;
 }
 
+static bool calls(const struct rados_op *op, const char *method)
+{
+    for (unsigned i = 0; i < op->n_steps; i++) {
+        if (op->steps[i].kind == RADOS_CALL &&
+            g_str_equal(op->steps[i].method, method)) {
+            return true;
+        }
+    }
+    return false;
+}
+
+static bool updates_head_map(const struct rados_op *op)
+{
+    return g_str_has_prefix(op->oid, "rbd_object_map.") &&
+           !strchr(op->oid + strlen("rbd_object_map."), '.') &&
+           calls(op, "object_map_update");
+}
+
+static bool asserts_lock(const struct rados_op *op)
+{
+    return op->steps[0].kind == RADOS_CALL &&
+           g_str_equal(op->steps[0].method, "assert_locked");
+}
+
 static void check_op(const struct rados_op *op)
 {
     bool write = op->flags & RADOS_OP_WRITE;
     const struct rados_snapc *sc = op->snapc;
 
-    CHECK(op->oid && op->oid[0], "an op without an object");
-    CHECK(op->n_steps && op->steps, "an op without steps");
-    CHECK(op->done, "an op without a callback");
-    CHECK(write || !sc, "a read op with a snapshot context");
+    FAKE_CHECK(op->oid && op->oid[0], "an op without an object");
+    FAKE_CHECK(op->n_steps && op->steps, "an op without steps");
+    FAKE_CHECK(op->done, "an op without a callback");
+    FAKE_CHECK(write || !sc, "a read op with a snapshot context");
     for (unsigned i = 0; i < op->n_steps; i++) {
         const struct rados_step *s = &op->steps[i];
 
-        CHECK(write ? step_allowed_in_write(s->kind) : step_reads(s->kind),
+        FAKE_CHECK(write ? step_allowed_in_write(s->kind) : step_reads(s->kind),
               "a step in an op of the other direction");
-        CHECK(s->kind != RADOS_READ || iov_total(s) >= s->len,
+        FAKE_CHECK(s->kind != RADOS_READ || iov_total(s) >= s->len,
               "a read longer than its buffers");
-        CHECK(s->kind != RADOS_ZERO || s->len, "an empty zero step");
+        FAKE_CHECK(s->kind != RADOS_ZERO || s->len, "an empty zero step");
     }
     for (size_t i = 0; sc && i < sc->n; i++) {
-        CHECK(sc->ids[i] <= sc->seq, "a snapshot id above the sequence");
-        CHECK(!i || sc->ids[i] < sc->ids[i - 1], "ids that do not descend");
+        FAKE_CHECK(sc->ids[i] <= sc->seq, "a snapshot id above the sequence");
+        FAKE_CHECK(!i || sc->ids[i] < sc->ids[i - 1], "ids that do not descend");
     }
-    CHECK(!write || !g_str_has_prefix(op->oid, "rbd_data.") ||
-          (sc ? sc->seq : 0) >= required_seq,
-          "a write with an old snapshot context");
+    FAKE_CHECK(!write || !g_str_has_prefix(op->oid, "rbd_data.") ||
+               (sc ? sc->seq : 0) >= required_seq || only_copies_up(op),
+               "a write with an old snapshot context");
+    FAKE_CHECK(!updates_head_map(op) || asserts_lock(op),
+               "an update of a map that another client may have taken");
     for (guint i = 0; i < queue->len; i++) {
-        CHECK(((struct item *)queue->pdata[i])->op != op,
+        FAKE_CHECK(((struct item *)queue->pdata[i])->op != op,
               "an op submitted twice");
     }
 }
@@ -1234,7 +1400,7 @@ static GByteArray **copy_payload(const struct rados_op *op)
 
 static void fake_submit(struct rados_pool *pool, struct rados_op *op)
 {
-    g_autoptr(GMutexLocker) locker = g_mutex_locker_new(&lock);
+    g_autoptr(GMutexLocker) locker = g_mutex_locker_new(&fake_mutex);
     struct item *it;
 
     check_op(op);
@@ -1266,7 +1432,7 @@ static void fake_submit(struct rados_pool *pool, struct rados_op *op)
 static void fake_cancel(G_GNUC_UNUSED struct rados_pool *pool,
                         struct rados_op *op)
 {
-    g_autoptr(GMutexLocker) locker = g_mutex_locker_new(&lock);
+    g_autoptr(GMutexLocker) locker = g_mutex_locker_new(&fake_mutex);
 
     for (guint i = 0; i < queue->len; i++) {
         struct item *it = g_ptr_array_index(queue, i);
@@ -1292,13 +1458,13 @@ static void fake_op_release(struct rados_op *op)
 
 static void fake_watch_start(struct rados_pool *pool, struct rados_watch *w)
 {
-    g_autoptr(GMutexLocker) locker = g_mutex_locker_new(&lock);
+    g_autoptr(GMutexLocker) locker = g_mutex_locker_new(&fake_mutex);
     struct watch *wt = g_new0(struct watch, 1);
     struct item *it = g_new0(struct item, 1);
 
     wt->w = w;
     wt->key = store_key(pool->id, pool->ns, w->oid);
-    wt->gid = ((struct pool *)pool)->conn->instance;
+    wt->conn = ((struct pool *)pool)->conn;
     g_ptr_array_add(watches, wt);
     w->priv[0] = wt;
 
@@ -1313,10 +1479,10 @@ static void fake_watch_start(struct rados_pool *pool, struct rados_watch *w)
 
 static void fake_watch_stop(struct rados_pool *pool, struct rados_watch *w)
 {
-    g_autoptr(GMutexLocker) locker = g_mutex_locker_new(&lock);
+    g_autoptr(GMutexLocker) locker = g_mutex_locker_new(&fake_mutex);
     struct item *it = g_new0(struct item, 1);
 
-    CHECK(w->priv[0], "watch_stop of what is not watched");
+    FAKE_CHECK(w->priv[0], "watch_stop of what is not watched");
     it->kind = ITEM_UNWATCH;
     it->pool = (struct pool *)pool;
     it->watch = w->priv[0];
@@ -1329,31 +1495,15 @@ static void fake_watch_stop(struct rados_pool *pool, struct rados_watch *w)
 static int fake_watch_check(G_GNUC_UNUSED struct rados_pool *pool,
                             struct rados_watch *w)
 {
-    g_autoptr(GMutexLocker) locker = g_mutex_locker_new(&lock);
+    g_autoptr(GMutexLocker) locker = g_mutex_locker_new(&fake_mutex);
     struct watch *wt = w->priv[0];
 
     return wt && wt->registered ? 1 : -ENOTCONN;
 }
 
-static struct notify *notify_new_locked(const char *key, const void *payload,
-                                        size_t len)
-{
-    struct notify *nt = g_new0(struct notify, 1);
-
-    nt->id = ++next_notify;
-    nt->key = g_strdup(key);
-    nt->payload = g_byte_array_new();
-    if (len) {
-        g_byte_array_append(nt->payload, payload, len);
-    }
-    nt->acks = g_array_new(FALSE, TRUE, sizeof(struct ack));
-    g_ptr_array_add(notifies, nt);
-    return nt;
-}
-
 static void fake_notify(struct rados_pool *pool, struct rados_notify *n)
 {
-    g_autoptr(GMutexLocker) locker = g_mutex_locker_new(&lock);
+    g_autoptr(GMutexLocker) locker = g_mutex_locker_new(&fake_mutex);
     struct item *it = g_new0(struct item, 1);
 
     n->result = 0;
@@ -1361,9 +1511,10 @@ static void fake_notify(struct rados_pool *pool, struct rados_notify *n)
     it->kind = ITEM_NOTIFY;
     it->pool = (struct pool *)pool;
     it->key = store_key(pool->id, pool->ns, n->oid);
-    it->notify = notify_new_locked(it->key, n->payload, n->payload_len);
+    it->notify = notify_new_locked(it->key, it->pool->conn->client.gid,
+                                   n->payload, n->payload_len);
     it->notify->n = n;
-    it->line = oid_line(pool, "notify", n->oid, &n->payload_len);
+    it->line = notify_line(pool, n);
     push_locked(it);
 }
 
@@ -1377,23 +1528,28 @@ static void fake_notify_ack(struct rados_pool *pool, const char *oid,
                             uint64_t notify_id, uint64_t cookie,
                             const void *payload, size_t len)
 {
-    g_autoptr(GMutexLocker) locker = g_mutex_locker_new(&lock);
+    g_autoptr(GMutexLocker) locker = g_mutex_locker_new(&fake_mutex);
     g_autofree char *line = oid_line(pool, "ack", oid, &len);
     struct fake_fault ignored;
 
     (void)note_locked(line, &ignored);
+    if (conn_fenced(((struct pool *)pool)->conn)) {
+        return;
+    }
     for (guint i = 0; i < notifies->len; i++) {
         struct notify *nt = g_ptr_array_index(notifies, i);
 
         for (guint k = 0; nt->id == notify_id && k < nt->acks->len; k++) {
             struct ack *a = &g_array_index(nt->acks, struct ack, k);
 
-            if (a->cookie == cookie) {
-                CHECK(a->state != ACK_DONE, "a notify acked twice");
+            if (a->ours && a->cookie == cookie) {
+                FAKE_CHECK(a->state != ACK_DONE, "a notify acked twice");
                 if (a->state == ACK_NONE) {
                     a->state = ACK_DONE;
                     a->payload = g_byte_array_new();
-                    g_byte_array_append(a->payload, payload, len);
+                    if (len) {
+                        g_byte_array_append(a->payload, payload, len);
+                    }
                     notify_over_locked(nt);
                 }
             }
@@ -1404,7 +1560,7 @@ static void fake_notify_ack(struct rados_pool *pool, const char *oid,
 
 unsigned fake_watchers(const char *oid)
 {
-    g_autoptr(GMutexLocker) locker = g_mutex_locker_new(&lock);
+    g_autoptr(GMutexLocker) locker = g_mutex_locker_new(&fake_mutex);
     unsigned n = 0;
 
     for (guint i = 0; i < watches->len; i++) {
@@ -1415,33 +1571,45 @@ unsigned fake_watchers(const char *oid)
     return n;
 }
 
+static void lose_watch_locked(struct watch *wt, int err)
+{
+    struct item *it;
+
+    watch_off_locked(wt);
+    it = g_new0(struct item, 1);
+    it->kind = ITEM_FAILED;
+    it->key = g_strdup(wt->key);
+    it->watch = wt;
+    it->w = wt->w;
+    it->result = err;
+    it->line = g_strdup_printf("failed %s", oid_of_key(wt->key));
+    g_ptr_array_add(queue, it);
+    g_cond_broadcast(&changed);
+}
+
 void fake_lose_watch(const char *oid, int err)
 {
-    g_autoptr(GMutexLocker) locker = g_mutex_locker_new(&lock);
+    g_autoptr(GMutexLocker) locker = g_mutex_locker_new(&fake_mutex);
 
     for (guint i = 0; i < watches->len; i++) {
         struct watch *wt = g_ptr_array_index(watches, i);
-        struct item *it;
 
-        if (!wt->registered || !g_str_equal(oid_of_key(wt->key), oid)) {
-            continue;
+        if (wt->registered && g_str_equal(oid_of_key(wt->key), oid)) {
+            lose_watch_locked(wt, err);
         }
-        watch_off_locked(wt);
-        it = g_new0(struct item, 1);
-        it->kind = ITEM_FAILED;
-        it->key = g_strdup(wt->key);
-        it->watch = wt;
-        it->w = wt->w;
-        it->result = err;
-        it->line = g_strdup_printf("failed %s", oid);
-        g_ptr_array_add(queue, it);
     }
-    g_cond_broadcast(&changed);
+}
+
+void fake_reuse_handle(void)
+{
+    g_autoptr(GMutexLocker) locker = g_mutex_locker_new(&fake_mutex);
+
+    reuse_cookie = true;
 }
 
 void fake_forget_watch(const char *oid)
 {
-    g_autoptr(GMutexLocker) locker = g_mutex_locker_new(&lock);
+    g_autoptr(GMutexLocker) locker = g_mutex_locker_new(&fake_mutex);
 
     for (guint i = 0; i < watches->len; i++) {
         struct watch *wt = g_ptr_array_index(watches, i);
@@ -1454,27 +1622,33 @@ void fake_forget_watch(const char *oid)
 
 uint64_t fake_notify_send(const char *oid, const void *payload, size_t len)
 {
-    g_autoptr(GMutexLocker) locker = g_mutex_locker_new(&lock);
+    return fake_notify_send_from(oid, FAKE_STRANGER, payload, len);
+}
+
+uint64_t fake_notify_send_from(const char *oid, uint64_t gid,
+                               const void *payload, size_t len)
+{
+    g_autoptr(GMutexLocker) locker = g_mutex_locker_new(&fake_mutex);
     const struct fake_image *img = fake_image_find(oid);
     g_autofree char *key = NULL;
     struct notify *nt;
 
-    CHECK(img, "no image has that header");
+    FAKE_CHECK(img, "no image has that header");
     key = store_key(img->pool, img->ns, oid);
-    nt = notify_new_locked(key, payload, len);
+    nt = notify_new_locked(key, gid, payload, len);
     notify_spread_locked(nt);
     return nt->id;
 }
 
 static struct notify *notify_find_locked(uint64_t id)
 {
-    CHECK(id && id <= notifies->len, "no such notify");
+    FAKE_CHECK(id && id <= notifies->len, "no such notify");
     return g_ptr_array_index(notifies, id - 1);
 }
 
 unsigned fake_notify_unacked(uint64_t id)
 {
-    g_autoptr(GMutexLocker) locker = g_mutex_locker_new(&lock);
+    g_autoptr(GMutexLocker) locker = g_mutex_locker_new(&fake_mutex);
     struct notify *nt = notify_find_locked(id);
     unsigned n = 0;
 
@@ -1484,26 +1658,86 @@ unsigned fake_notify_unacked(uint64_t id)
     return n;
 }
 
+/* Newest first: the @skip-th of those that we sent. */
+uint64_t fake_notify_sent(int op, unsigned skip)
+{
+    g_autoptr(GMutexLocker) locker = g_mutex_locker_new(&fake_mutex);
+
+    for (guint i = notifies->len; i; i--) {
+        const struct notify *nt = g_ptr_array_index(notifies, i - 1);
+
+        if (nt->n && notify_op(nt->payload->data, nt->payload->len) == op &&
+            !skip--) {
+            return nt->id;
+        }
+    }
+    return 0;
+}
+
+const uint8_t *fake_notify_payload(uint64_t id, size_t *ret_len)
+{
+    g_autoptr(GMutexLocker) locker = g_mutex_locker_new(&fake_mutex);
+    const struct notify *nt = notify_find_locked(id);
+
+    *ret_len = nt->payload->len;
+    return nt->payload->data;
+}
+
+int fake_notify_answer(uint64_t id)
+{
+    g_autoptr(GMutexLocker) locker = g_mutex_locker_new(&fake_mutex);
+    const struct notify *nt = notify_find_locked(id);
+    int answer = FAKE_TIMEOUT;
+
+    for (guint i = 0; i < nt->acks->len; i++) {
+        const struct ack *a = &g_array_index(nt->acks, struct ack, i);
+        struct fake_input in;
+        struct fake_input body;
+
+        if (!a->ours || a->state != ACK_DONE) {
+            continue;
+        }
+        if (!a->payload->len) {
+            answer = answer == FAKE_TIMEOUT ? FAKE_EMPTY : answer;
+            continue;
+        }
+        in = (struct fake_input) { a->payload->data, a->payload->len, 0,
+                                   false };
+        body = get_block(&in);
+        FAKE_CHECK(answer > 0, "two watchers answer");
+        answer = (int32_t)get_le(&body, 4);
+        FAKE_CHECK(!body.bad && answer <= 0, "an answer that nobody reads");
+    }
+    return answer;
+}
+
 void fake_wait_acked(uint64_t id)
 {
-    g_autoptr(GMutexLocker) locker = g_mutex_locker_new(&lock);
+    g_autoptr(GMutexLocker) locker = g_mutex_locker_new(&fake_mutex);
     struct notify *nt = notify_find_locked(id);
 
     while (!nt->over) {
-        g_cond_wait(&changed, &lock);
+        g_cond_wait(&changed, &fake_mutex);
     }
+}
+
+void fake_require_owner(struct fake_image *img)
+{
+    g_autoptr(GMutexLocker) locker = g_mutex_locker_new(&fake_mutex);
+
+    img->require_owner = true;
 }
 
 void fake_require_snapc(uint64_t seq)
 {
-    g_autoptr(GMutexLocker) locker = g_mutex_locker_new(&lock);
+    g_autoptr(GMutexLocker) locker = g_mutex_locker_new(&fake_mutex);
 
     required_seq = seq;
 }
 
 void fake_notify_expire(uint64_t id)
 {
-    g_autoptr(GMutexLocker) locker = g_mutex_locker_new(&lock);
+    g_autoptr(GMutexLocker) locker = g_mutex_locker_new(&fake_mutex);
     struct notify *nt = notify_find_locked(id);
 
     for (guint i = 0; i < nt->acks->len; i++) {
@@ -1516,12 +1750,106 @@ void fake_notify_expire(uint64_t id)
     notify_over_locked(nt);
 }
 
+/* ---- blocking calls ------------------------------------------------------ */
+
+/*
+ * Log @line.  1: go on, perhaps to fail with @f->err afterwards; else the
+ * result.
+ */
+static int begin_locked(const struct conn *c, const char *line,
+                        struct fake_fault *f)
+{
+    int r = note_call_locked(line, f);
+
+    if (r < 0 && f->kind != FAKE_FAIL_AFTER) {
+        return r;
+    }
+    return conn_fenced(c) ? -ESHUTDOWN : 1;
+}
+
+static int fake_snap_alloc(struct rados_pool *pool, uint64_t *ret_id)
+{
+    g_autoptr(GMutexLocker) locker = g_mutex_locker_new(&fake_mutex);
+    g_autofree char *line = g_strdup_printf("snap_alloc %s", pool->name);
+    struct fake_fault f;
+    int r = begin_locked(((struct pool *)pool)->conn, line, &f);
+    uint64_t id;
+
+    if (r <= 0) {
+        return r;
+    }
+    id = cls_next_snap();
+    if (f.err == 0) {
+        *ret_id = id;
+    }
+    return f.err;
+}
+
+static int fake_snap_release(struct rados_pool *pool, uint64_t id)
+{
+    g_autoptr(GMutexLocker) locker = g_mutex_locker_new(&fake_mutex);
+    g_autofree char *line = g_strdup_printf("snap_release %s %"
+                                            G_GUINT64_FORMAT, pool->name,
+                                            (guint64)id);
+    struct fake_fault f;
+    int r = begin_locked(((struct pool *)pool)->conn, line, &f);
+
+    if (r <= 0) {
+        return r;
+    }
+    store_trim(pool->id, id);
+    return f.err;
+}
+
+static void fence_locked(const char *address)
+{
+    fenced_add(address);
+    for (guint i = 0; i < watches->len; i++) {
+        struct watch *wt = g_ptr_array_index(watches, i);
+
+        if (wt->registered && conn_fenced(wt->conn)) {
+            lose_watch_locked(wt, -ENOTCONN);
+        }
+    }
+}
+
+static int fake_blocklist_add(struct rados_conn *conn, const char *address)
+{
+    g_autoptr(GMutexLocker) locker = g_mutex_locker_new(&fake_mutex);
+    g_autofree char *line = g_strdup_printf("blocklist %s", address);
+    struct fake_fault f;
+    int r = begin_locked((struct conn *)conn, line, &f);
+
+    if (r <= 0) {
+        return r;
+    }
+    fence_locked(address);
+    return f.err;
+}
+
+void fake_blocklist_self(void)
+{
+    g_autoptr(GMutexLocker) locker = g_mutex_locker_new(&fake_mutex);
+
+    for (guint i = 0; i < conns->len; i++) {
+        fence_locked(((struct conn *)g_ptr_array_index(conns, i))->
+                     client.address);
+    }
+}
+
+bool fake_blocklisted(const char *address)
+{
+    g_autoptr(GMutexLocker) locker = g_mutex_locker_new(&fake_mutex);
+
+    return fenced(address);
+}
+
 /* ---- objects and images, for the test ------------------------------------ */
 
 int64_t fake_object_size(int64_t pool, const char *ns, const char *oid,
                          uint64_t snap)
 {
-    g_autoptr(GMutexLocker) locker = g_mutex_locker_new(&lock);
+    g_autoptr(GMutexLocker) locker = g_mutex_locker_new(&fake_mutex);
     g_autofree char *key = store_key(pool, ns, oid);
     const GByteArray *data = store_data(store_find(key), snap);
 
@@ -1531,7 +1859,7 @@ int64_t fake_object_size(int64_t pool, const char *ns, const char *oid,
 int64_t fake_object_read(int64_t pool, const char *ns, const char *oid,
                          uint64_t snap, uint64_t off, void *buf, size_t len)
 {
-    g_autoptr(GMutexLocker) locker = g_mutex_locker_new(&lock);
+    g_autoptr(GMutexLocker) locker = g_mutex_locker_new(&fake_mutex);
     g_autofree char *key = store_key(pool, ns, oid);
     const GByteArray *data = store_data(store_find(key), snap);
 
@@ -1549,31 +1877,22 @@ int64_t fake_object_read(int64_t pool, const char *ns, const char *oid,
 void fake_object_put(int64_t pool, const char *ns, const char *oid,
                      const void *data, size_t len)
 {
-    g_autoptr(GMutexLocker) locker = g_mutex_locker_new(&lock);
+    g_autoptr(GMutexLocker) locker = g_mutex_locker_new(&fake_mutex);
     g_autofree char *key = store_key(pool, ns, oid);
-    struct fake_object *o = store_get(key);
+    GByteArray *bytes = g_byte_array_new();
 
-    if (o->data) {
-        g_byte_array_unref(o->data);
-    }
-    o->data = g_byte_array_new();
     if (len) {
-        g_byte_array_append(o->data, data, len);
+        g_byte_array_append(bytes, data, len);
     }
-    store_bump(o);
+    store_put(key, bytes);
 }
 
 void fake_object_remove(int64_t pool, const char *ns, const char *oid)
 {
-    g_autoptr(GMutexLocker) locker = g_mutex_locker_new(&lock);
+    g_autoptr(GMutexLocker) locker = g_mutex_locker_new(&fake_mutex);
     g_autofree char *key = store_key(pool, ns, oid);
-    struct fake_object *o = store_find(key);
 
-    if (o && o->data) {
-        g_byte_array_unref(o->data);
-        o->data = NULL;
-        store_bump(o);
-    }
+    store_put(key, NULL);
 }
 
 static void touch_locked(struct fake_image *img)
@@ -1585,22 +1904,24 @@ static void touch_locked(struct fake_image *img)
 
 void fake_image_touch(struct fake_image *img)
 {
-    g_autoptr(GMutexLocker) locker = g_mutex_locker_new(&lock);
+    g_autoptr(GMutexLocker) locker = g_mutex_locker_new(&fake_mutex);
 
     touch_locked(img);
 }
 
 void fake_image_set_size(struct fake_image *img, uint64_t size)
 {
-    g_autoptr(GMutexLocker) locker = g_mutex_locker_new(&lock);
+    g_autoptr(GMutexLocker) locker = g_mutex_locker_new(&fake_mutex);
 
     img->size = size;
+    img->overlap = MIN(img->overlap, size);
+    map_resized(img);
     touch_locked(img);
 }
 
 uint64_t fake_image_snap_add(struct fake_image *img, const char *name)
 {
-    g_autoptr(GMutexLocker) locker = g_mutex_locker_new(&lock);
+    g_autoptr(GMutexLocker) locker = g_mutex_locker_new(&fake_mutex);
 
     touch_locked(img);
     return cls_snap_add(img, name);
@@ -1608,7 +1929,7 @@ uint64_t fake_image_snap_add(struct fake_image *img, const char *name)
 
 void fake_image_snap_remove(struct fake_image *img, uint64_t id)
 {
-    g_autoptr(GMutexLocker) locker = g_mutex_locker_new(&lock);
+    g_autoptr(GMutexLocker) locker = g_mutex_locker_new(&fake_mutex);
 
     touch_locked(img);
     cls_snap_remove(img, id);
@@ -1636,4 +1957,7 @@ const struct rados_transport fake_rados = {
     .notify = fake_notify,
     .notify_release = fake_notify_release,
     .notify_ack = fake_notify_ack,
+    .snap_alloc = fake_snap_alloc,
+    .snap_release = fake_snap_release,
+    .blocklist = fake_blocklist_add,
 };

@@ -28,11 +28,17 @@
  *     alloc_hint OID 4096 4096 + write_full 4096
  *     call OID rbd.get_size(feffffffffffffff) + rbd.get_flags()
  *     read OID 0~512 @4
- *     watch OID | unwatch OID | notify OID LEN | ack OID LEN
+ *     watch OID | unwatch OID | notify OID LEN op N | ack OID LEN
  *     connect | pool_open NAME/NS
+ *     snap_alloc POOL | snap_release POOL ID | blocklist ADDRESS
  *
  * Requests in another pool than the first, or in a namespace, end with
  * " in POOL/NS".  Patterns are shell-like, with * and ?.
+ *
+ * Other clients have no code here; the test says what they do: they hold locks
+ * (fake_lock_hold), watch headers and answer notifies (fake_peer_add), change
+ * images with their object maps (fake_image_snap_add and the like), and
+ * blocklist us.
  */
 #ifndef FAKE_RADOS_H
 #define FAKE_RADOS_H
@@ -108,6 +114,14 @@ void fake_log_clear(void);
 void fake_wait_log(const char *match);
 
 /*
+ * From now on a write of a data object of @img ends the process if its client
+ * does not own the lock, or if the object map does not say EXISTS (PENDING for
+ * a remove), as far as the image has such features.
+ */
+struct fake_image;
+void fake_require_owner(struct fake_image *img);
+
+/*
  * From now on a write of a data object with an older snapshot context than
  * @seq ends the process: it would damage a snapshot.
  */
@@ -132,6 +146,7 @@ unsigned fake_object_count(int64_t pool, const char *match);
 struct fake_snap {
     uint64_t id;
     uint64_t size;
+    uint64_t flags;
     bool has_overlap;
     uint64_t overlap;
     uint8_t protection;
@@ -165,6 +180,8 @@ struct fake_image {
     uint64_t overlap;
     uint64_t snap_seq;
     GArray *snaps;              /* struct fake_snap, oldest first */
+    GHashTable *metadata;       /* text -> text */
+    bool require_owner;
 };
 
 /* Features: layering; id "img<n>". */
@@ -176,8 +193,15 @@ void fake_image_touch(struct fake_image *img);
 void fake_image_set_size(struct fake_image *img, uint64_t size);
 uint64_t fake_image_snap_add(struct fake_image *img, const char *name);
 void fake_image_snap_remove(struct fake_image *img, uint64_t id);
-/* Header, id object and directory entry go. */
+/* Header, id object, directory entry and object maps go. */
 void fake_image_remove(struct fake_image *img);
+void fake_image_metadata(struct fake_image *img, const char *key,
+                         const char *value);
+
+/* Of `rbd create', where nobody says otherwise. */
+#define FAKE_DEFAULT_FEATURES 0x3d
+/* Add features; with object-map, maps of all revisions as they should be. */
+void fake_image_enable(struct fake_image *img, uint64_t features);
 
 /*
  * Class method @method on @oid gives these bytes, whatever it would do
@@ -186,15 +210,109 @@ void fake_image_remove(struct fake_image *img);
 void fake_override(const char *oid, const char *method, const void *data,
                    size_t len);
 
+/* ---- locks -------------------------------------------------------------- */
+
+struct fake_locker {
+    uint64_t gid;
+    char address[64];
+    char cookie[128];
+    char tag[64];
+    char description[64];
+};
+
+/* The address of a client that holds a lock here: this and its gid. */
+#define FAKE_PEER_ADDRESS "10.0.0.1:0/"
+
+/* Client @gid has the lock of the header, whoever had it. */
+void fake_lock_hold(struct fake_image *img, uint64_t gid, const char *cookie,
+                    const char *tag);
+/* Nobody has it, nor that of the map; false: nobody had it. */
+bool fake_lock_drop(struct fake_image *img);
+/* False: nobody has it.  @ret may be NULL. */
+bool fake_lock_owner(const struct fake_image *img, struct fake_locker *ret);
+/* The same of the object map's lock. */
+void fake_map_lock_hold(struct fake_image *img, uint64_t gid);
+bool fake_map_lock_owner(const struct fake_image *img,
+                         struct fake_locker *ret);
+
+/* All connections there are now: ops, watches, notifies fail, -ESHUTDOWN. */
+void fake_blocklist_self(void);
+bool fake_blocklisted(const char *address);
+
+/* ---- object maps -------------------------------------------------------- */
+
+/* @snap RADOS_NOSNAP: the head's. */
+bool fake_map_exists(const struct fake_image *img, uint64_t snap);
+/* 0 ... 3; -ENOENT: no (good) map, or none that is so long. */
+int fake_map_state(const struct fake_image *img, uint64_t snap,
+                   uint64_t object);
+/* -ENOENT: no (good) map. */
+int64_t fake_map_entries(const struct fake_image *img, uint64_t snap);
+void fake_map_set(struct fake_image *img, uint64_t snap, uint64_t object,
+                  int state);
+void fake_map_resize(struct fake_image *img, uint64_t snap, uint64_t entries);
+void fake_map_remove(struct fake_image *img, uint64_t snap);
+
+enum fake_map_damage {
+    FAKE_MAP_DATA,              /* the first entries flip; crc is wrong */
+    FAKE_MAP_HEADER,            /* the header's crc is wrong */
+    FAKE_MAP_CUT,               /* it ends within the entries */
+    FAKE_MAP_EMPTY,             /* no bytes are left */
+};
+
+void fake_map_corrupt(struct fake_image *img, uint64_t snap,
+                      enum fake_map_damage damage);
+
+/*
+ * Are the maps of head and snapshots exact?  NULL, or what is wrong, until the
+ * next check.  The safe check only wants that nothing trusts them wrongly: it
+ * lets EXISTS and PENDING stand where there is no object, more entries than
+ * needed, and maps that are flagged invalid.
+ */
+const char *fake_map_check(const struct fake_image *img);
+const char *fake_map_check_safe(const struct fake_image *img);
+
 /* ---- watches ------------------------------------------------------------ */
 
+/* Ours. */
 unsigned fake_watchers(const char *oid);
 /* The watches of @oid are gone; each gets failed(@err). */
 void fake_lose_watch(const char *oid, int err);
 /* The watches of @oid are gone, and nobody says so. */
 void fake_forget_watch(const char *oid);
+/* The next watch gets the handle of the last one, as may happen. */
+void fake_reuse_handle(void);
+
+/* ---- notifies ----------------------------------------------------------- */
+
+#define FAKE_OP_RELEASED_LOCK 1
+
+/* What a watcher answers: a result, 0 or -errno, or one of these. */
+#define FAKE_EMPTY   1          /* acks without a payload */
+#define FAKE_TIMEOUT 2          /* does not ack */
+/* Acks with 0, unlocks header and map if it owns them, sends ReleasedLock. */
+#define FAKE_YIELD   3
+
+/*
+ * Another client watches a header.  It acks at once: until told otherwise
+ * HeaderUpdate and Quiesce with 0, all else with FAKE_EMPTY.
+ */
+void fake_peer_add(const char *oid, uint64_t gid, uint64_t handle);
+void fake_peer_answer(const char *oid, uint64_t gid, int op, int answer);
+void fake_peer_remove(const char *oid, uint64_t gid);
+
 /* Another client notifies the watchers of a header; returns an id. */
 uint64_t fake_notify_send(const char *oid, const void *payload, size_t len);
+uint64_t fake_notify_send_from(const char *oid, uint64_t gid,
+                               const void *payload, size_t len);
+/* The sender, where none is named. */
+#define FAKE_STRANGER 1
+/* The id of the newest notify that we sent with this operation, or of an
+ * older one; 0: there is none. */
+uint64_t fake_notify_sent(int op, unsigned skip);
+const uint8_t *fake_notify_payload(uint64_t id, size_t *ret_len);
+/* What our watches answered; FAKE_TIMEOUT: none has yet. */
+int fake_notify_answer(uint64_t id);
 /* Watchers that have not acked it. */
 unsigned fake_notify_unacked(uint64_t id);
 /* Block until everybody acked it, or missed it. */

@@ -7,8 +7,9 @@
  * is executed and makes no clone, unless it asks for ORDERSNAP: that is how a
  * stale context spoils snapshots, and tests can see it happen here.
  *
- * A write op works on a copy of the head which replaces the head only when all
- * steps succeeded.
+ * A write op works on copies of the head, of its lock and of the image that a
+ * header stands for; they count only when all steps succeeded.  One that in
+ * the end changes nothing, as zeroing what is not there, makes no clone.
  */
 #include "fake_store.h"
 
@@ -35,6 +36,7 @@ static void object_free(gpointer p)
         g_byte_array_unref(o->data);
     }
     g_ptr_array_unref(o->clones);
+    lock_free(o->lock);
     g_free(o);
 }
 
@@ -44,11 +46,14 @@ void store_init(void)
                                     object_free);
     version = 0;
     cls_init();
+    peer_init();
 }
 
 void store_clear(void)
 {
     cls_clear();
+    peer_clear();
+    fenced_clear();
     g_clear_pointer(&objects, g_hash_table_unref);
 }
 
@@ -98,6 +103,54 @@ const GByteArray *store_data(const struct fake_object *o, uint64_t snap)
         }
     }
     return NULL;
+}
+
+void store_trim(int64_t pool, uint64_t id)
+{
+    g_autofree char *start = g_strdup_printf("%" G_GINT64_FORMAT "/",
+                                             (gint64)pool);
+    GHashTableIter it;
+    gpointer key;
+    gpointer value;
+
+    g_hash_table_iter_init(&it, objects);
+    while (g_hash_table_iter_next(&it, &key, &value)) {
+        struct fake_object *o = value;
+
+        for (guint i = g_str_has_prefix(key, start) ? o->clones->len : 0; i;
+             i--) {
+            struct fake_clone *c = g_ptr_array_index(o->clones, i - 1);
+            size_t n = 0;
+
+            for (size_t k = 0; k < c->n; k++) {
+                if (c->ids[k] != id) {
+                    c->ids[n++] = c->ids[k];
+                }
+            }
+            c->n = n;
+            if (!n) {
+                g_ptr_array_remove_index(o->clones, i - 1);
+            }
+        }
+    }
+}
+
+void store_each(int64_t pool, const char *ns, const char *prefix,
+                void (*fn)(const char *oid, const struct fake_object *o,
+                           void *opaque),
+                void *opaque)
+{
+    g_autofree char *start = store_key(pool, ns, prefix);
+    GHashTableIter it;
+    gpointer key;
+    gpointer value;
+
+    g_hash_table_iter_init(&it, objects);
+    while (g_hash_table_iter_next(&it, &key, &value)) {
+        if (g_str_has_prefix(key, start)) {
+            fn(strrchr(key, '/') + 1, value, opaque);
+        }
+    }
 }
 
 unsigned fake_object_count(int64_t pool, const char *match)
@@ -157,7 +210,7 @@ static void grow(GByteArray **data, uint64_t size)
     }
 }
 
-static void replace(GByteArray **data, const GByteArray *with)
+void store_replace(GByteArray **data, const GByteArray *with)
 {
     if (*data) {
         g_byte_array_unref(*data);
@@ -167,6 +220,17 @@ static void replace(GByteArray **data, const GByteArray *with)
         *data = g_byte_array_sized_new(with->len);
         g_byte_array_append(*data, with->data, with->len);
     }
+}
+
+void store_put(const char *key, GByteArray *data)
+{
+    struct fake_object *o = store_get(key);
+
+    if (o->data) {
+        g_byte_array_unref(o->data);
+    }
+    o->data = data;
+    store_bump(o);
 }
 
 static GByteArray *gather(const struct rados_step *s)
@@ -190,17 +254,6 @@ static void scatter(struct rados_step *s, const uint8_t *p, size_t len)
     }
 }
 
-static uint32_t crc32c(uint32_t crc, const uint8_t *p, size_t len)
-{
-    while (len--) {
-        crc ^= *p++;
-        for (int i = 0; i < 8; i++) {
-            crc = crc >> 1 ^ (crc & 1 ? 0x82f63b78 : 0);
-        }
-    }
-    return crc;
-}
-
 static int do_call(struct rados_step *s, struct fake_call *c,
                    const GByteArray *in, GPtrArray *outputs)
 {
@@ -208,10 +261,7 @@ static int do_call(struct rados_step *s, struct fake_call *c,
     int r;
 
     c->method = s->method;
-    c->in = in->data;
-    c->in_len = in->len;
-    c->in_pos = 0;
-    c->in_bad = false;
+    c->in = (struct fake_input) { in->data, in->len, 0, false };
     c->out = out;
     r = cls_call(s->cls, c);
     if (r < 0 || c->write) {
@@ -265,7 +315,7 @@ static int read_step(struct rados_step *s, const struct fake_object *o,
         if (s->off + s->len > data->len) {
             return -EOVERFLOW;
         }
-        v = crc32c(UINT32_MAX, data->data + s->off, s->len);
+        v = fake_crc32c(UINT32_MAX, data->data + s->off, s->len);
         sum = g_malloc0(8);
         sum[0] = 1;
         for (int i = 0; i < 4; i++) {
@@ -276,6 +326,26 @@ static int read_step(struct rados_step *s, const struct fake_object *o,
         return 0;
     default:
         g_error("fake: step %d in a read op", s->kind);
+    }
+}
+
+/* Does the step leave the object alone, because there is nothing to do? */
+static bool step_is_idle(const struct rados_step *s, const GByteArray *data)
+{
+    switch (s->kind) {
+    case RADOS_ZERO:
+        return !data || s->off >= data->len;
+    case RADOS_TRUNCATE:
+        return !data;
+    case RADOS_CREATE:
+        return data;
+    case RADOS_ASSERT_EXISTS:
+    case RADOS_ASSERT_VERSION:
+    case RADOS_STAT:
+    case RADOS_CALL:            /* the method says so */
+        return true;
+    default:
+        return false;
     }
 }
 
@@ -299,7 +369,7 @@ static int write_step(struct rados_step *s, const struct fake_object *o,
         }
         return 0;
     case RADOS_WRITE_FULL:
-        replace(data, payload);
+        store_replace(data, payload);
         return 0;
     case RADOS_WRITESAME:
         if (!payload->len || s->len % payload->len) {
@@ -327,10 +397,10 @@ static int write_step(struct rados_step *s, const struct fake_object *o,
         if (!*data) {
             return -ENOENT;
         }
-        replace(data, NULL);
+        store_replace(data, NULL);
         return 0;
     case RADOS_ROLLBACK:
-        replace(data, store_data(o, s->off));
+        store_replace(data, store_data(o, s->off));
         return 0;
     case RADOS_ASSERT_EXISTS:
     case RADOS_ASSERT_VERSION:
@@ -341,25 +411,47 @@ static int write_step(struct rados_step *s, const struct fake_object *o,
     }
 }
 
-int store_execute(const char *key, int64_t pool, const char *ns,
-                  uint64_t snap, struct rados_op *op,
-                  GByteArray *const *payload, uint64_t max_read,
-                  GPtrArray *outputs)
+/* All steps have succeeded. */
+static void commit(struct fake_object *o, struct rados_op *op,
+                   struct fake_call *call)
+{
+    if (call->modified) {
+        make_clone(o, op->snapc);
+    }
+    store_replace(&o->data, NULL);
+    o->data = g_steal_pointer(call->data);
+    lock_free(o->lock);
+    o->lock = g_steal_pointer(call->lock);
+    if (!o->data) {
+        lock_free(o->lock);
+        o->lock = NULL;
+    }
+    store_bump(o);
+}
+
+int store_execute(const char *key, const struct fake_client *client,
+                  int64_t pool, const char *ns, uint64_t snap,
+                  struct rados_op *op, GByteArray *const *payload,
+                  uint64_t max_read, GPtrArray *outputs)
 {
     bool write = op->flags & RADOS_OP_WRITE;
     struct fake_object *o = write ? store_get(key) : store_find(key);
     uint64_t seq = op->snapc ? op->snapc->seq : 0;
     GByteArray *work = NULL;
+    struct fake_lock *lock = NULL;
+    struct fake_image *saved;
     struct fake_call call = {
-        .key = key, .pool = pool, .ns = ns, .oid = op->oid, .data = &work,
-        .write = write,
+        .key = key, .client = client, .pool = pool, .ns = ns, .oid = op->oid,
+        .data = &work, .lock = &lock, .write = write,
     };
     int r = 0;
 
     if (write && op->flags & RADOS_OP_ORDERSNAP && seq < o->snap_seq) {
         return -ERESTART;
     }
-    replace(&work, store_data(o, write ? RADOS_NOSNAP : snap));
+    store_replace(&work, store_data(o, write ? RADOS_NOSNAP : snap));
+    lock = lock_copy(o ? o->lock : NULL);
+    saved = write ? cls_save(key) : NULL;
     for (unsigned i = 0; i < op->n_steps && r == 0; i++) {
         struct rados_step *s = &op->steps[i];
         GByteArray *bytes = payload && payload[i] ?
@@ -370,6 +462,7 @@ int store_execute(const char *key, int64_t pool, const char *ns,
         if (s->kind == RADOS_CALL) {
             r = do_call(s, &call, bytes, outputs);
         } else if (write) {
+            call.modified |= !step_is_idle(s, work);
             r = write_step(s, o, &work, bytes);
         } else {
             r = read_step(s, o, work, max_read, outputs);
@@ -378,12 +471,13 @@ int store_execute(const char *key, int64_t pool, const char *ns,
         g_byte_array_unref(bytes);
     }
     if (write && r == 0) {
-        make_clone(o, op->snapc);
-        replace(&o->data, NULL);
-        o->data = g_steal_pointer(&work);
-        store_bump(o);
+        commit(o, op, &call);
+    }
+    if (write) {
+        cls_saved(key, saved, r < 0);
     }
     op->version = o ? o->version : 0;
-    replace(&work, NULL);
+    store_replace(&work, NULL);
+    lock_free(lock);
     return r;
 }

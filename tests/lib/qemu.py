@@ -15,11 +15,13 @@
 import errno
 import json
 import os
+import random
 import re
 import socket
 import struct
 import subprocess
 import tempfile
+import threading
 import time
 
 BUILD = os.environ['build']
@@ -276,3 +278,88 @@ def errno_of(call, *args):
     except OSError as e:
         return errno.errorcode.get(e.errno, e.errno)
     return 0
+
+
+class Load(threading.Thread):
+    """
+    A guest that keeps @depth writes in flight until it is stopped, or until
+    one fails: each fills one of @slots slots of @n bytes with its own number.
+    The connection is its own from here on. It can go on @after another one,
+    which has ended.
+    """
+
+    def __init__(self, disk, slots, n=4096, depth=8, seed=0, after=None):
+        super().__init__(daemon=True)
+        self.disk, self.slots, self.n, self.depth = disk, slots, n, depth
+        self.rng = random.Random(seed)
+        self.number = after.number if after else 0
+        # Of the last acknowledged write to each slot.
+        self.acked = list(after.acked) if after else [0] * slots
+        self.done = 0               # acknowledged writes
+        self.ending = False
+        self.failed = None          # errno of the first failure
+        self.error = None           # anything else that went wrong
+        self.longest_s = 0.0        # without any acknowledgement
+        self.start()
+
+    def fill(self, number):
+        return struct.pack('<Q', number) * (self.n // 8)
+
+    def run(self):
+        try:
+            self.work()
+        except BaseException as e:
+            self.error = e
+
+    def work(self):
+        flying = []
+        last = time.monotonic()
+        while flying or not (self.ending or self.failed):
+            if len(flying) < self.depth and not (self.ending or self.failed):
+                busy = [slot for _, slot, _ in flying]
+                slot = self.rng.randrange(self.slots)
+                if slot in busy:
+                    continue
+                self.number += 1
+                flying.append((self.number, slot, self.disk.send(
+                    Nbd.WRITE, slot * self.n, self.n, self.fill(self.number))))
+                continue
+            number, slot, handle = flying.pop(0)
+            err, _ = self.disk.wait(handle)
+            now = time.monotonic()
+            self.longest_s = max(self.longest_s, now - last)
+            last = now
+            if err:
+                self.failed = self.failed or err
+            else:
+                self.acked[slot] = number
+                self.done += 1
+
+    def beat(self):
+        """Wait until writes that are sent from now on have been done."""
+        target = self.done + 2 * self.depth + 1
+        wait_for('the guest goes on', lambda: self.done >= target or
+                 self.failed or self.error)
+        self.alive()
+
+    def alive(self):
+        name = errno.errorcode.get(self.failed)
+        assert not self.failed, f"a write failed: {name}"
+        assert not self.error, repr(self.error)
+
+    def stop(self):
+        self.ending = True
+        self.join(GUARD_S)
+        assert not self.is_alive(), 'writes never ended'
+        self.alive()
+
+    def check(self, read):
+        """What @read(off, n) finds is what was acknowledged last."""
+        data = read(0, self.slots * self.n)
+        for slot, number in enumerate(self.acked):
+            at = slot * self.n
+            if data[at:at + self.n] != self.fill(number):
+                found, = struct.unpack_from('<Q', data, at)
+                raise AssertionError(
+                    f'slot {slot}: write {number} was acknowledged, '
+                    f'{found} is there')
