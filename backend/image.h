@@ -49,6 +49,7 @@ struct pinrbd_image {
     struct object_map *map;         /* NULL: none to be used */
     struct image_lock lk;
     struct maintenance maintenance;
+    uint64_t told_size;             /* bytes, by `resized' or at open */
     unsigned gates;                 /* as in every queue */
     bool writable;                  /* watched, writes admitted */
     bool loading;                   /* no refresh yet, see image_loaded() */

@@ -381,12 +381,12 @@ void image_publish(struct pinrbd_image *image, struct image_meta *meta,
 {
     struct request *waiting[QUEUES] = { NULL };
     struct image_meta *old;
-    uint64_t old_size;
-    bool forget;
+    bool forget, resized;
 
     g_mutex_lock(&image->lock);
     old = image->meta;
-    old_size = image->queues[0].size;
+    resized = old && size != image->told_size;
+    image->told_size = size;
     meta->parent_epoch = image->parent_epoch;
     if (old && (old->parent_link != meta->parent_link ||
                 old->parent_overlap != meta->parent_overlap)) {
@@ -416,7 +416,7 @@ void image_publish(struct pinrbd_image *image, struct image_meta *meta,
         image_lock_forget(image, 0);
     }
 
-    if (old && size != old_size) {
+    if (resized) {
         plog(PINRBD_LOG_INFO, "image '%s': size is %" PRIu64 " bytes now",
              image->spec, size);
         if (image->resized) {

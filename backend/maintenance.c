@@ -195,8 +195,8 @@ static int for_range(struct pinrbd_image *image, enum request_kind kind,
     return r;
 }
 
-/* Tell the others, and use what the header says now. */
-static int header_changed(struct pinrbd_image *image, gint64 deadline_us)
+/* Others shall read the header again. */
+static void tell_all(struct pinrbd_image *image)
 {
     struct notify_msg m = { .op = NOTIFY_HEADER_UPDATE };
     int r = image_notify(image, &m, NULL);
@@ -205,10 +205,12 @@ static int header_changed(struct pinrbd_image *image, gint64 deadline_us)
         plog(PINRBD_LOG_WARN, "image '%s': not all clients were told of its "
              "new header: %s", image->spec, g_strerror(-r));
     }
-    return image_refresh_sync(image, deadline_us);
 }
 
-/* One call on the header while the lock on it, if there is one, is ours. */
+/*
+ * One call on the header while the lock on it, if there is one, is ours: -EBUSY
+ * if it was lost.
+ */
 static int header_call(struct pinrbd_image *image, const char *method,
                        const struct penc *in, gint64 deadline_us)
 {
@@ -221,13 +223,17 @@ static int header_call(struct pinrbd_image *image, const char *method,
         .flags = RADOS_OP_WRITE | RADOS_OP_COPY,
     };
     char cookie[sizeof(image->lk.cookie)];
-    bool owned;
+    bool needed, owned;
 
     g_mutex_lock(&image->lock);
+    needed = image_needs_lock_locked(image);
     owned = image->lk.owned;
     g_strlcpy(cookie, image->lk.cookie, sizeof(cookie));
     g_mutex_unlock(&image->lock);
-    if (owned) {
+    if (needed && !owned) {
+        return -EBUSY;
+    }
+    if (needed) {
         lock_assert_step(&steps[op.n_steps++], &assertion_iov, assertion,
                          cookie, LOCK_TAG);
     }
@@ -326,6 +332,21 @@ static int set_size(struct pinrbd_image *image, const struct image_meta *meta,
     return r == -ERANGE || r == -EOVERFLOW ? -EAGAIN : r;
 }
 
+/*
+ * What was changed on disk comes into use at once, with writes held: none may
+ * be decided by the size of one time and the map of another.
+ */
+static int use_header(struct pinrbd_image *image, gint64 deadline_us)
+{
+    bool owned;
+    int r = image_refresh_sync(image, deadline_us);
+
+    g_mutex_lock(&image->lock);
+    owned = image->lk.owned;
+    g_mutex_unlock(&image->lock);
+    return r == 0 && owned ? image_map_reload(image, deadline_us) : r;
+}
+
 /* The map grows before the size: it must have an entry for every object. */
 static int grow(struct pinrbd_image *image, const struct image_meta *meta,
                 uint64_t size, gint64 deadline_us)
@@ -333,6 +354,15 @@ static int grow(struct pinrbd_image *image, const struct image_meta *meta,
     int r = map_resize(image, meta, size, deadline_us);
 
     return r < 0 ? r : set_size(image, meta, size, deadline_us);
+}
+
+/* ... and shrinks after it. */
+static int shrink(struct pinrbd_image *image, const struct image_meta *meta,
+                  uint64_t size, gint64 deadline_us)
+{
+    int r = set_size(image, meta, size, deadline_us);
+
+    return r < 0 ? r : map_resize(image, meta, size, deadline_us);
 }
 
 static void show_size(struct pinrbd_image *image, uint64_t size)
@@ -346,6 +376,7 @@ static void show_size(struct pinrbd_image *image, uint64_t size)
     g_mutex_unlock(&image->lock);
 }
 
+/* No request may use what is behind the new end; then it is removed. */
 static int trim(struct pinrbd_image *image, const struct image_meta *meta,
                 uint64_t size, gint64 deadline_us, uint64_t *progress)
 {
@@ -356,38 +387,44 @@ static int trim(struct pinrbd_image *image, const struct image_meta *meta,
     }
     show_size(image, size);
     writes_go(image);
-    r = for_range(image, REQUEST_TRIM, 0, size, meta->size, progress);
-    if (r < 0) {
-        show_size(image, meta->size);
-    }
-    return r;
+    return for_range(image, REQUEST_TRIM, 0, size, meta->size, progress);
 }
 
+/* 1: nothing to do; -EAGAIN: another client was faster. */
 static int resize_try(struct pinrbd_image *image, uint64_t size,
                       unsigned flags, uint64_t *progress)
 {
     gint64 deadline_us = control_deadline(image);
     struct image_meta *meta;
+    bool smaller;
+    int used;
     int r = image_refresh_sync(image, deadline_us);
 
     if (r < 0) {
         return r;
     }
     meta = image_meta(image);
-    if (size == meta->size || (size < meta->size &&
-                               flags & PINRBD_RESIZE_GROW_ONLY)) {
-        r = 1;
-    } else if (size > meta->size) {
-        r = grow(image, meta, size, deadline_us);
-    } else {
+    smaller = size < meta->size;
+    if (size == meta->size || (smaller && flags & PINRBD_RESIZE_GROW_ONLY)) {
+        meta_unref(meta);
+        return 1;
+    }
+    if (smaller) {
         r = trim(image, meta, size, deadline_us, progress);
         deadline_us = control_deadline(image);
-        if (r == 0) {
-            r = set_size(image, meta, size, deadline_us);
+        if (r < 0) {
+            show_size(image, meta->size);
         }
-        if (r == 0) {
-            r = map_resize(image, meta, size, deadline_us);
-        }
+    }
+    if (r == 0) {
+        r = writes_stop(image, deadline_us);
+    }
+    if (r == 0) {
+        r = smaller ? shrink(image, meta, size, deadline_us)
+                    : grow(image, meta, size, deadline_us);
+        used = use_header(image, deadline_us);
+        writes_go(image);
+        r = r < 0 ? r : used;
     }
     meta_unref(meta);
     return r;
@@ -402,18 +439,10 @@ static int resize(struct pinrbd_image *image, uint64_t size, unsigned flags,
     for (unsigned i = 0; r == -EAGAIN && i < MAX_TRIES; i++) {
         r = resize_try(image, size, flags, progress);
     }
-    if (r == 1) {
-        return 0;               /* nothing to do */
-    }
     if (r == 0) {
-        r = header_changed(image, control_deadline(image));
+        tell_all(image);
     }
-    if (r == 0) {
-        g_mutex_lock(&image->lock);
-        r = image->lk.owned ? 1 : 0;
-        g_mutex_unlock(&image->lock);
-    }
-    return r == 1 ? image_map_reload(image, control_deadline(image)) : r;
+    return MIN(r, 0);
 }
 
 /* ---- snapshots ----------------------------------------------------------- */
@@ -561,10 +590,7 @@ static int snap_take(struct pinrbd_image *image, const char *name,
         }
     }
     if (r == 0) {
-        r = image_refresh_sync(image, deadline_us);
-    }
-    if (r == 0 && has_map(meta)) {
-        r = image_map_reload(image, deadline_us);
+        r = use_header(image, deadline_us);
     }
     meta_unref(meta);
     return r;
@@ -577,7 +603,6 @@ static int snap_create(struct pinrbd_image *image, const char *name,
     gint64 deadline_us = control_deadline(image);
     struct image_meta *meta = image_meta(image);
     bool taken = find_snap(meta, name) != NULL;
-    struct notify_msg m = { .op = NOTIFY_HEADER_UPDATE };
     uint64_t async_id;
     uint64_t id = 0;
     int r;
@@ -612,7 +637,7 @@ static int snap_create(struct pinrbd_image *image, const char *name,
         meta_unref(meta);
         return r;
     }
-    (void)image_notify(image, &m, NULL);
+    tell_all(image);
     return r;
 }
 
@@ -700,7 +725,11 @@ static int snap_remove(struct pinrbd_image *image, const char *name)
         r = header_call(image, "snapshot_remove", &e, deadline_us);
     }
     meta_unref(meta);
-    return r < 0 ? r : header_changed(image, deadline_us);
+    if (r == 0) {
+        r = image_refresh_sync(image, deadline_us);
+        tell_all(image);
+    }
+    return r;
 }
 
 /* The map after a rollback, or, with what the @head has, during it. */
@@ -792,15 +821,11 @@ static int snap_rollback(struct pinrbd_image *image, const char *name,
     }
     r = objects_roll_back(image, id, progress);
     if (r == 0) {
-        g_mutex_lock(&image->lock);
-        r = image->lk.owned ? 1 : 0;
-        g_mutex_unlock(&image->lock);
-    }
-    if (r == 1) {
-        r = image_map_reload(image, control_deadline(image));
+        r = use_header(image, control_deadline(image));
     }
     writes_go(image);
-    return r < 0 ? r : header_changed(image, control_deadline(image));
+    tell_all(image);
+    return r;
 }
 
 /* ---- for our caller ------------------------------------------------------ */

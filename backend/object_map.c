@@ -410,12 +410,14 @@ struct object_map *object_map_open_snap(const struct object_map_home *home,
 
 enum object_state object_map_get(const struct object_map *m, uint64_t object)
 {
-    return object < m->n ? object_bits_get(m->bits, object) : OBJECT_EXISTS;
+    return object < m->n ? object_bits_get(m->bits, object)
+                         : OBJECT_NONEXISTENT;
 }
 
 bool object_map_absent(const struct object_map *m, uint64_t object)
 {
-    return object_map_get(m, object) == OBJECT_NONEXISTENT &&
+    return object < m->n &&
+           object_map_get(m, object) == OBJECT_NONEXISTENT &&
            __atomic_load_n(&m->trusted, __ATOMIC_ACQUIRE) &&
            __atomic_load_n(&m->live, __ATOMIC_ACQUIRE);
 }

@@ -76,6 +76,7 @@ void object_map_end(struct object_map *m);
 /* Unlock it on disk.  Blocks. */
 int object_map_unlock(const struct object_map_home *home, gint64 deadline_us);
 
+/* An object behind the map's end has no entry to rely on: NONEXISTENT. */
 enum object_state object_map_get(const struct object_map *m, uint64_t object);
 /* True only if the object is known not to exist. */
 bool object_map_absent(const struct object_map *m, uint64_t object);
