@@ -109,9 +109,13 @@ static int decode_snapcontext(const struct rados_blob *b,
     if (n && m->snap_ids[0] > seq) {
         return bad(ret_what, "get_snapcontext: id above the sequence number");
     }
-    /* Like librbd: without snapshots writes carry an empty context. */
+    /*
+     * librbd sends an empty context without snapshots.  The sequence number
+     * makes no difference to the data, but objects remember the highest one,
+     * and ORDERSNAP refuses a lower: also after the last snapshot was removed.
+     */
     m->snapc = (struct rados_snapc) {
-        .seq = n ? seq : 0, .n = n, .ids = m->snap_ids,
+        .seq = seq, .n = n, .ids = m->snap_ids,
     };
     return 0;
 }

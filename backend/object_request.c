@@ -179,7 +179,7 @@ static void op_begin(struct object_request *o, unsigned flags)
     o->op.pinned_bytes = 0;
     o->op.copied_bytes = 0;
     o->op.late = false;
-    if (flags & RADOS_OP_WRITE && has_snaps(o)) {
+    if (flags & RADOS_OP_WRITE && meta_of(o)->snapc.seq) {
         o->op.snapc = &meta_of(o)->snapc;
     }
 }

@@ -190,7 +190,7 @@ static int snapshot_get(struct fake_call *c, struct fake_image *img)
     int r = input_snap(c, img, &s);
 
     if (r < 0 || !s) {
-        return r ? r : -ENOENT;
+        return r ? r : -EINVAL;
     }
     ns = g_byte_array_new();
     put_le(ns, s->type, 4);
@@ -211,6 +211,9 @@ static int get_protection_status(struct fake_call *c, struct fake_image *img)
     struct fake_snap *s;
     int r = input_snap(c, img, &s);
 
+    if (r == 0 && !s) {
+        return -EINVAL;
+    }
     put_le(c->out, s ? s->protection : 0, 1);
     return r;
 }

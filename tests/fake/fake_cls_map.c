@@ -44,19 +44,25 @@ static size_t data_len_of(uint64_t count)
     return (count + 3) / 4;
 }
 
+static int head_of(struct fake_input *in, uint64_t *ret_count)
+{
+    struct fake_input head;
+
+    if (get_le(in, 4) != HEAD_LEN) {
+        return -EINVAL;
+    }
+    head = get_block(in);
+    *ret_count = get_le(&head, 8);
+    return head.bad || head.len != 8 || *ret_count > MAX_ENTRIES ? -EINVAL : 0;
+}
+
 static int view_of(const uint8_t *p, size_t len, struct view *v)
 {
     struct fake_input in = { p, len, 0, false };
-    struct fake_input head;
     uint32_t footer;
     uint32_t blocks;
 
-    if (get_le(&in, 4) != HEAD_LEN) {
-        return -EINVAL;
-    }
-    head = get_block(&in);
-    v->count = get_le(&head, 8);
-    if (head.bad || head.len != 8 || v->count > MAX_ENTRIES) {
+    if (head_of(&in, &v->count) < 0) {
         return -EINVAL;
     }
     v->data_len = data_len_of(v->count);
@@ -134,12 +140,16 @@ static GByteArray *map_new(uint64_t count)
     return a;
 }
 
-/* Add the checksums to a map without a footer. */
-static void map_seal(GByteArray *a)
+/* Add the footer to a map without one, empty unless there are to be @crcs. */
+static void map_seal(GByteArray *a, bool crcs)
 {
     struct view v = { .data_len = a->len - DATA_AT };
     size_t blocks = (v.data_len + BLOCK - 1) / BLOCK;
 
+    if (!crcs) {
+        put_le(a, 0, 4);
+        return;
+    }
     put_le(a, 8 + 4 * blocks, 4);
     put_le(a, fake_crc32c(0, a->data + 4, HEAD_LEN), 4);
     put_le(a, blocks, 4);
@@ -184,9 +194,13 @@ static int read_map(struct fake_call *c, GByteArray **ret)
     return *ret ? 0 : -EINVAL;
 }
 
-static void write_map(struct fake_call *c, GByteArray *map)
+/* Takes @map.  One that has no checksums does not get any. */
+static void rewrite_map(struct fake_call *c, GByteArray *map)
 {
-    map_seal(map);
+    struct view v;
+
+    map_seal(map, !*c->data ||
+                  view_of((*c->data)->data, (*c->data)->len, &v) || v.crcs);
     if (*c->data) {
         g_byte_array_unref(*c->data);
     }
@@ -209,6 +223,7 @@ static int load(struct fake_call *c, G_GNUC_UNUSED struct fake_image *none)
 /* Touches only the blocks it must, and believes a wrong header checksum. */
 static int update(struct fake_call *c, G_GNUC_UNUSED struct fake_image *none)
 {
+    struct fake_input head;
     uint64_t start = get_le(&c->in, 8);
     uint64_t end = get_le(&c->in, 8);
     uint8_t state = get_le(&c->in, 1);
@@ -220,15 +235,19 @@ static int update(struct fake_call *c, G_GNUC_UNUSED struct fake_image *none)
     if (c->in.bad) {
         return -EINVAL;
     }
-    if (!*c->data || !(*c->data)->len) {
+    if (!*c->data) {
         return -ENOENT;
     }
     p = (*c->data)->data;
-    if (view_of(p, (*c->data)->len, &v) < 0) {
+    head = (struct fake_input) { p, (*c->data)->len, 0, false };
+    if (head_of(&head, &v.count) < 0) {
         return -EINVAL;
     }
     if (start >= end || end > v.count) {
         return -ERANGE;
+    }
+    if (view_of(p, (*c->data)->len, &v) < 0 || !v.crcs) {
+        return -EINVAL;
     }
     for (size_t b = start / 4 / BLOCK; b <= (end - 1) / 4 / BLOCK; b++) {
         if (!block_ok(p, &v, b)) {
@@ -243,8 +262,7 @@ static int update(struct fake_call *c, G_GNUC_UNUSED struct fake_image *none)
             set_state(p, n, state);
         }
     }
-    for (size_t b = start / 4 / BLOCK;
-         v.crcs && b <= (end - 1) / 4 / BLOCK; b++) {
+    for (size_t b = start / 4 / BLOCK; b <= (end - 1) / 4 / BLOCK; b++) {
         uint32_t crc = block_crc(p, &v, b);
 
         for (unsigned i = 0; i < 4; i++) {
@@ -286,7 +304,7 @@ static int resize(struct fake_call *c, G_GNUC_UNUSED struct fake_image *none)
             return -ESTALE;
         }
     }
-    write_map(c, resized(map, count, state));
+    rewrite_map(c, resized(map, count, state));
     if (map) {
         g_byte_array_unref(map);
     }
@@ -300,7 +318,9 @@ static int save(struct fake_call *c, G_GNUC_UNUSED struct fake_image *none)
     if (!map) {
         return -EINVAL;
     }
-    write_map(c, map);
+    map_seal(map, true);
+    store_replace(c->data, map);
+    g_byte_array_unref(map);
     return 0;
 }
 
@@ -332,7 +352,7 @@ static int snap_add(struct fake_call *c, G_GNUC_UNUSED struct fake_image *none)
 
     if (r == 0) {
         clean(map);
-        write_map(c, map);
+        rewrite_map(c, map);
     }
     return r;
 }
@@ -350,7 +370,7 @@ static int snap_remove(struct fake_call *c,
     r = read_map(c, &map);
     if (r == 0) {
         merge(map, removed);
-        write_map(c, map);
+        rewrite_map(c, map);
     }
     g_byte_array_unref(removed);
     return r;
@@ -400,7 +420,7 @@ static void put_map(const struct fake_image *img, uint64_t snap,
     g_autofree char *key = key_of(img, snap);
 
     if (map) {
-        map_seal(map);
+        map_seal(map, true);
     }
     store_put(key, map);
 }

@@ -330,15 +330,16 @@ static int read_step(struct rados_step *s, const struct fake_object *o,
 }
 
 /* Does the step leave the object alone, because there is nothing to do? */
-static bool step_is_idle(const struct rados_step *s, const GByteArray *data)
+static bool step_is_idle(const struct rados_step *s,
+                         const struct fake_object *o, const GByteArray *data)
 {
     switch (s->kind) {
     case RADOS_ZERO:
         return !data || s->off >= data->len;
     case RADOS_TRUNCATE:
         return !data;
-    case RADOS_CREATE:
-        return data;
+    case RADOS_ROLLBACK:
+        return !data && !store_data(o, s->off);
     case RADOS_ASSERT_EXISTS:
     case RADOS_ASSERT_VERSION:
     case RADOS_STAT:
@@ -382,9 +383,10 @@ static int write_step(struct rados_step *s, const struct fake_object *o,
         }
         return 0;
     case RADOS_ZERO:
-        if (*data && s->off < (*data)->len) {
-            memset((*data)->data + s->off, 0,
-                   MIN(s->len, (*data)->len - s->off));
+        if (*data && s->off + s->len < (*data)->len) {
+            memset((*data)->data + s->off, 0, s->len);
+        } else if (*data && s->off < (*data)->len) {
+            g_byte_array_set_size(*data, s->off);
         }
         return 0;
     case RADOS_TRUNCATE:
@@ -400,7 +402,10 @@ static int write_step(struct rados_step *s, const struct fake_object *o,
         store_replace(data, NULL);
         return 0;
     case RADOS_ROLLBACK:
-        store_replace(data, store_data(o, s->off));
+        /* To the head itself: what earlier steps did stays. */
+        if (s->off <= o->snap_seq || !o->data) {
+            store_replace(data, store_data(o, s->off));
+        }
         return 0;
     case RADOS_ASSERT_EXISTS:
     case RADOS_ASSERT_VERSION:
@@ -425,6 +430,9 @@ static void commit(struct fake_object *o, struct rados_op *op,
     if (!o->data) {
         lock_free(o->lock);
         o->lock = NULL;
+        if (!o->clones->len) {
+            o->snap_seq = 0;    /* nothing is left that could remember it */
+        }
     }
     store_bump(o);
 }
@@ -462,7 +470,7 @@ int store_execute(const char *key, const struct fake_client *client,
         if (s->kind == RADOS_CALL) {
             r = do_call(s, &call, bytes, outputs);
         } else if (write) {
-            call.modified |= !step_is_idle(s, work);
+            call.modified |= !step_is_idle(s, o, work);
             r = write_step(s, o, &work, bytes);
         } else {
             r = read_step(s, o, work, max_read, outputs);

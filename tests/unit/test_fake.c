@@ -275,7 +275,7 @@ static void test_lock(void **state)
            "010111000000000000000108000000696e7465726e616c");
 }
 
-/* Two opens of the class in one op, and an object that is not there. */
+/* Nothing is left of an op that fails; objects come and go with their lock. */
 static void test_lock_is_part_of_the_op(void **state)
 {
     struct batch b = { .write = true };
@@ -359,10 +359,12 @@ static int update_map(const char *hex)
 static void test_map_bytes(void **state)
 {
     assert_int_equal(ask(MAP, "rbd", "object_map_load", "", NULL), -ENOENT);
+    assert_int_equal(update_map("030000000000000004000000000000000100"),
+                     -ENOENT);
     assert_int_equal(change(MAP, "lock", "lock", MAP_LOCK_HEX), 0);
     assert_int_equal(ask(MAP, "rbd", "object_map_load", "", NULL), -ENOENT);
     assert_int_equal(update_map("030000000000000004000000000000000100"),
-                     -ENOENT);
+                     -EINVAL);
     assert_int_equal(change(MAP, "rbd", "object_map_resize",
                             "280000000000000000"), 0);
     assert_int_equal(update_map("030000000000000004000000000000000100"), 0);
@@ -432,7 +434,7 @@ static void test_map_damage(void **state)
         { FAKE_MAP_DATA, -EINVAL, -EINVAL },
         { FAKE_MAP_HEADER, -EINVAL, 0 },
         { FAKE_MAP_CUT, -EINVAL, -EINVAL },
-        { FAKE_MAP_EMPTY, -ENOENT, -ENOENT },
+        { FAKE_MAP_EMPTY, -ENOENT, -EINVAL },
     };
 
     for (size_t i = 0; i < G_N_ELEMENTS(cases); i++) {
