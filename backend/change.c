@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: GPL-2.0-or-later */
 /*
  * The tools of whatever changes an image as a whole: image_resize.c,
- * image_snapshot.c, and maintenance.c for other clients.  All of them block, run
- * with the image's `control' lock, and pin the exclusive lock where the image
+ * image_snapshot.c, and maintenance.c for other clients.  All of them block,
+ * run with the image's `control' lock, and pin the exclusive lock where the image
  * has one; the sequences and the order of their steps are librbd's, so that a
  * crash between two of them leaves what librbd knows how to deal with.
  */
@@ -35,7 +35,7 @@ bool change_interrupted(struct pinrbd_image *image)
 }
 
 void change_map_home(struct pinrbd_image *image, const struct image_meta *meta,
-                    struct object_map_home *home)
+                     struct object_map_home *home)
 {
     *home = (struct object_map_home) {
         .pool = image->md_pool, .header_oid = image->header_oid,
@@ -117,8 +117,8 @@ static void range_part_done(void *opaque, int result)
  * for the first ones, a few at a time.  -EINTR when told to end.
  */
 int change_range(struct pinrbd_image *image, enum request_kind kind,
-                     uint64_t snap_id, uint64_t from, uint64_t to,
-                     uint64_t *progress)
+                 uint64_t snap_id, uint64_t from, uint64_t to,
+                 uint64_t *progress)
 {
     uint64_t step = image->layout.object_size * image->layout.count;
     struct range range = { .image = image, .step = step,

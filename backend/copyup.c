@@ -171,7 +171,8 @@ static void copyup_begin(struct object_request *o)
     struct copyup *c = o->copyup;
 
     c->in_iov = (struct iovec) { c->data, o->parent_len };
-    object_parent_read(o, 0, o->parent_len, (struct iov_cursor) { &c->in_iov, 1, 0 });
+    object_parent_read(o, 0, o->parent_len,
+                       (struct iov_cursor) { &c->in_iov, 1, 0 });
 }
 
 /* Encode sparse_copyup's input: a map of extents, and a blob made of them. */
@@ -216,7 +217,9 @@ static void copyup_encode(struct copyup *c, uint64_t len)
 
 void copyup_parent_done(struct object_request *o)
 {
+    const struct object_map *map = object_map_of(o);
     struct copyup *c = o->copyup;
+    bool maps;
 
     copyup_encode(c, o->parent_len);
     if (c->zero && (o->request->kind == REQUEST_FLATTEN ||
@@ -224,8 +227,8 @@ void copyup_parent_done(struct object_request *o)
         object_finish(o, 0);           /* what is missing reads the same */
         return;
     }
-    c->next_snap = c->zero || !object_map_of(o) || object_map_is_memory(object_map_of(o))
-                   ? 0 : object_meta(o)->snapc.n;
+    maps = map && !object_map_is_memory(map) && !c->zero;
+    c->next_snap = maps ? object_meta(o)->snapc.n : 0;
     copyup_snap_maps(o);
 }
 
@@ -273,7 +276,7 @@ static void snap_map_done(struct rados_op *op)
     }
 }
 
-/* The snapshots get the object too: from the oldest to the newest, one by one. */
+/* The snapshots get the object, too: from the oldest to the newest. */
 static void copyup_snap_maps(struct object_request *o)
 {
     const struct image_meta *meta = object_meta(o);

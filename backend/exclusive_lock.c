@@ -58,7 +58,7 @@
 #define LISTED_MS 100           /* an owner that is there but did not answer */
 #define FOREIGN_MS 2000
 #define REFUSED_MS 10000        /* so long a refusal may be temporary */
-#define PAUSE_MS 50             /* before asking back a lock given to a writer */
+#define PAUSE_MS 50             /* before a lock given to a writer is wanted */
 #define CHANGED_MS 200          /* ... after a maintainer changed the header */
 #define LOG_EVERY_MS 30000
 #define PATIENCE_MS 2000        /* before a wait is worth a line */

@@ -30,8 +30,8 @@ static int map_resize(struct pinrbd_image *image,
     penc_init(&e, in, sizeof(in));
     penc_u64(&e, striper_objects(&image->layout, size));
     penc_u8(&e, OBJECT_NONEXISTENT);
-    r = change_map_call(image, RADOS_NOSNAP, "object_map_resize", in, sizeof(in),
-                 deadline_us);
+    r = change_map_call(image, RADOS_NOSNAP, "object_map_resize", in,
+                        sizeof(in), deadline_us);
     if (r < 0 && r != -ESHUTDOWN && r != -EBUSY) {
         r = change_map_failed(image, meta, RADOS_NOSNAP, r, deadline_us);
     }
@@ -147,7 +147,7 @@ static int resize_try(struct pinrbd_image *image, uint64_t size,
 
 /* The lock is pinned. */
 int resize_image(struct pinrbd_image *image, uint64_t size, unsigned flags,
-                  uint64_t *progress)
+                 uint64_t *progress)
 {
     int r = -EAGAIN;
 

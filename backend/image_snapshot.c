@@ -60,7 +60,7 @@ static int map_copy(struct pinrbd_image *image, const struct image_meta *meta,
     r = rados_op_sync(image->md_pool, &op, deadline_us);
     if (r == 0 && meta->features & PINRBD_FEATURE_FAST_DIFF) {
         r = change_map_call(image, RADOS_NOSNAP, "object_map_snap_add", NULL, 0,
-                     deadline_us);
+                            deadline_us);
     }
     return r;
 }
@@ -115,7 +115,8 @@ static int quiesce(struct pinrbd_image *image, uint64_t async_id,
     for (unsigned i = 0; ; i++) {
         g_byte_array_set_size(bytes, 0);
         r = image_notify(image, &m, bytes);
-        if (r != -ETIMEDOUT || i == CHANGE_MAX_TRIES || change_interrupted(image)) {
+        if (r != -ETIMEDOUT || i == CHANGE_MAX_TRIES ||
+            change_interrupted(image)) {
             break;
         }
     }
@@ -153,7 +154,8 @@ static int snap_take(struct pinrbd_image *image, const char *name,
         mapped = map_copy(image, meta, *id, deadline_us);
         if (mapped < 0) {
             (void)change_map_failed(image, meta, *id, mapped, deadline_us);
-            (void)change_map_failed(image, meta, RADOS_NOSNAP, mapped, deadline_us);
+            (void)change_map_failed(image, meta, RADOS_NOSNAP, mapped,
+                                    deadline_us);
         }
     }
     if (r == 0) {
@@ -164,7 +166,7 @@ static int snap_take(struct pinrbd_image *image, const char *name,
 }
 
 int snapshot_create(struct pinrbd_image *image, const char *name,
-                       uint64_t flags)
+                    uint64_t flags)
 {
     const struct rados_transport *t = image->md_pool->t;
     gint64 deadline_us = change_deadline(image);
@@ -227,8 +229,8 @@ static int map_merge(struct pinrbd_image *image,
         r = rados_query_sync(image->md_pool, oid, "rbd", "object_map_load",
                              NULL, 0, deadline_us, bits);
         if (r == 0) {
-            r = change_map_call(image, newer, "object_map_snap_remove", bits->data,
-                         bits->len, deadline_us);
+            r = change_map_call(image, newer, "object_map_snap_remove",
+                                bits->data, bits->len, deadline_us);
         }
         if (r < 0 && r != -ESHUTDOWN) {
             r = change_map_failed(image, meta, newer, r, deadline_us);
@@ -320,8 +322,8 @@ static int map_roll_back(struct pinrbd_image *image,
         object_bits_set(bits, i, exists ? OBJECT_EXISTS : OBJECT_NONEXISTENT);
     }
     in = object_map_encode(n, bits);
-    return change_map_call(image, RADOS_NOSNAP, "object_map_save", in->data, in->len,
-                    deadline_us);
+    return change_map_call(image, RADOS_NOSNAP, "object_map_save", in->data,
+                           in->len, deadline_us);
 }
 
 /* The head has the snapshot's size; writes are held. */
@@ -345,7 +347,7 @@ static int objects_roll_back(struct pinrbd_image *image, uint64_t snap_id,
     }
     if (r == 0) {
         r = change_range(image, REQUEST_ROLLBACK, snap_id, 0, meta->size,
-                      progress);
+                         progress);
     }
     if (r == 0 && snap) {
         r = map_roll_back(image, meta, NULL, snap, change_deadline(image));
@@ -357,7 +359,7 @@ static int objects_roll_back(struct pinrbd_image *image, uint64_t snap_id,
 }
 
 static int snapshot_rollback(struct pinrbd_image *image, const char *name,
-                         uint64_t *progress)
+                             uint64_t *progress)
 {
     gint64 deadline_us = change_deadline(image);
     struct image_meta *meta;

@@ -175,7 +175,8 @@ int object_map_invalidate(const struct object_map_home *home, uint64_t snap_id,
                           gint64 deadline_us)
 {
     uint8_t in[24];
-    size_t len = object_map_encode_flags(in, sizeof(in), home->fast_diff, snap_id);
+    size_t len = object_map_encode_flags(in, sizeof(in), home->fast_diff,
+                                         snap_id);
 
     return rados_call_sync(home->pool, home->header_oid, "rbd", "set_flags",
                            in, len, deadline_us);

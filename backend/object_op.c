@@ -40,7 +40,7 @@ void object_op_oid(struct object_request *o)
 }
 
 struct rados_step *object_op_step(struct object_request *o,
-                                   enum rados_step_kind kind)
+                                  enum rados_step_kind kind)
 {
     struct rados_step *s = &o->steps[o->op.n_steps++];
 
@@ -77,8 +77,8 @@ void object_op_hint(struct object_request *o)
 static void add_write(struct object_request *o)
 {
     const struct pinrbd_settings *set = object_image(o)->settings;
-    struct rados_step *s = object_op_step(o, object_is_whole(o) ? RADOS_WRITE_FULL
-                                                   : RADOS_WRITE);
+    struct rados_step *s = object_op_step(o, object_is_whole(o) ?
+                                          RADOS_WRITE_FULL : RADOS_WRITE);
 
     s->off = o->off;
     s->len = o->len;

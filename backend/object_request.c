@@ -202,7 +202,7 @@ static void read_absent(struct object_request *o)
     iov_zero(o->iov, o->n_iov, from_parent, o->len - from_parent);
     if (from_parent) {
         object_parent_read(o, o->off, from_parent,
-                    (struct iov_cursor) { o->iov, o->n_iov, 0 });
+                           (struct iov_cursor) { o->iov, o->n_iov, 0 });
     } else {
         request_object_done(o->request, 0);
     }
@@ -467,9 +467,9 @@ void object_request_send(struct object_request *o)
     o->holds = false;
     o->in_flight = false;
     o->copyup = NULL;
-    o->parent_len = meta->parent_link ?
-        parent_bytes(&object_image(o)->layout, meta->parent_overlap, o->object) :
-        0;
+    o->parent_len = !meta->parent_link ? 0 :
+        parent_bytes(&object_image(o)->layout, meta->parent_overlap,
+                     o->object);
     if (o->request->kind == REQUEST_READ) {
         read_start(o);
     } else {

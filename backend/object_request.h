@@ -16,7 +16,8 @@ static inline struct pinrbd_image *object_image(const struct object_request *o)
     return o->request->image;
 }
 
-static inline const struct image_meta *object_meta(const struct object_request *o)
+static inline const struct image_meta *
+object_meta(const struct object_request *o)
 {
     return o->meta ?: o->request->meta;
 }
@@ -26,7 +27,8 @@ static inline struct object_map *object_map_of(const struct object_request *o)
     return o->meta ? o->map : o->request->map;
 }
 
-static inline struct object_stripe *object_stripe_of(const struct object_request *o)
+static inline struct object_stripe *
+object_stripe_of(const struct object_request *o)
 {
     return &object_image(o)->stripes[o->object % STRIPES];
 }

@@ -15,7 +15,7 @@
 #include "object_request.h"
 
 struct object_request *stripe_holder_locked(struct object_stripe *s,
-                                                 uint64_t object)
+                                            uint64_t object)
 {
     struct object_request *h = s->holders;
 
@@ -91,7 +91,7 @@ void object_let_go(struct object_request *o)
 
 /* A memory map learns of absent objects only while none can be appearing. */
 void stripe_count_locked(struct object_stripe *s,
-                                struct object_request *o)
+                         struct object_request *o)
 {
     struct object_map *map = object_map_of(o);
 

@@ -428,7 +428,8 @@ int watch_start(struct header_watch *hw, gint64 deadline_us)
     hw->stop_wanted = false;
     hw->backoff_ms = BACKOFF_MIN_MS;
     hw->w = (struct rados_watch) {
-        .oid = hw->oid, .timeout_s = hw->timeout_s, .started = started, .notified = notified,
+        .oid = hw->oid, .timeout_s = hw->timeout_s, .started = started,
+        .notified = notified,
         .failed = failed, .stopped = stopped, .opaque = hw,
     };
     enter_locked(hw, WATCH_STARTING);
