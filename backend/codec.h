@@ -51,7 +51,7 @@ uint32_t pdec_count(struct pdec *d, size_t min_size);
  */
 uint8_t pdec_block(struct pdec *d, uint8_t known, struct pdec *body);
 
-/* Writing into a caller's buffer; past its end `bad' is set, no byte written. */
+/* Writing into a caller's buffer; past its end `bad' is set, no more. */
 struct penc {
     uint8_t *start;
     uint8_t *p;

@@ -705,12 +705,12 @@ int pinrbd_image_activate(struct pinrbd_image *image,
 int pinrbd_image_inactivate(struct pinrbd_image *image,
                             struct pinrbd_error *reterr)
 {
-    g_autoptr(GMutexLocker) locker = NULL;
     int r;
 
     maintenance_stop(image);
-    locker = g_mutex_locker_new(&image->control);
+    g_mutex_lock(&image->control);
     r = image->writable ? inactivate(image) : 0;
+    g_mutex_unlock(&image->control);
     return r < 0 ? fail_errno(image, r, reterr, "cannot stop watching it")
                  : 0;
 }

@@ -263,6 +263,12 @@ static void append_stats(struct disk *d)
         { "late_refs", s.late_refs },
         { "refreshes", s.refreshes },
         { "old_snapc", s.old_snapc },
+        { "lock_acquired", s.lock_acquired },
+        { "lock_released", s.lock_released },
+        { "map_updates", s.map_updates },
+        { "copyups", s.copyups },
+        { "parent_reads", s.parent_reads },
+        { "absent_reads", s.absent_reads },
     };
 
     g_string_append(line, quoted->str);
