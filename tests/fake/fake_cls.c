@@ -858,3 +858,43 @@ void fake_image_metadata(struct fake_image *img, const char *key,
 
     g_hash_table_insert(img->metadata, g_strdup(key), g_strdup(value));
 }
+
+static void touch_locked(struct fake_image *img)
+{
+    g_autofree char *key = store_key(img->pool, img->ns, img->header);
+
+    store_bump(store_get(key));
+}
+
+void fake_image_touch(struct fake_image *img)
+{
+    g_autoptr(GMutexLocker) locker = g_mutex_locker_new(&fake_mutex);
+
+    touch_locked(img);
+}
+
+void fake_image_set_size(struct fake_image *img, uint64_t size)
+{
+    g_autoptr(GMutexLocker) locker = g_mutex_locker_new(&fake_mutex);
+
+    img->size = size;
+    img->overlap = MIN(img->overlap, size);
+    map_resized(img);
+    touch_locked(img);
+}
+
+uint64_t fake_image_snap_add(struct fake_image *img, const char *name)
+{
+    g_autoptr(GMutexLocker) locker = g_mutex_locker_new(&fake_mutex);
+
+    touch_locked(img);
+    return cls_snap_add(img, name);
+}
+
+void fake_image_snap_remove(struct fake_image *img, uint64_t id)
+{
+    g_autoptr(GMutexLocker) locker = g_mutex_locker_new(&fake_mutex);
+
+    touch_locked(img);
+    cls_snap_remove(img, id);
+}

@@ -27,6 +27,7 @@
  *     write OID 4096~512 snapc 5=[5,4] ordersnap
  *     alloc_hint OID 4096 4096 + write_full 4096
  *     call OID rbd.get_size(feffffffffffffff) + rbd.get_flags()
+ *     call OID rbd.sparse_copyup(0100...) + alloc_hint 4096 4096
  *     read OID 0~512 @4
  *     watch OID | unwatch OID | notify OID LEN op N | ack OID LEN
  *     connect | pool_open NAME/NS
@@ -72,7 +73,7 @@ void fake_run_one(size_t i);
 bool fake_run_match(const char *match);
 /* In order until nothing is left that is not held; returns how many. */
 unsigned fake_run(void);
-/* Let held items go. */
+/* Let held items, and held calls that block, go. */
 void fake_release(const char *match);
 /* Block until a pending line matches (another thread submits it). */
 void fake_wait_pending(const char *match);

@@ -153,27 +153,6 @@ void store_each(int64_t pool, const char *ns, const char *prefix,
     }
 }
 
-unsigned fake_object_count(int64_t pool, const char *match)
-{
-    g_autofree char *start = g_strdup_printf("%" G_GINT64_FORMAT "/",
-                                             (gint64)pool);
-    GHashTableIter it;
-    gpointer key;
-    gpointer value;
-    unsigned n = 0;
-
-    g_hash_table_iter_init(&it, objects);
-    while (g_hash_table_iter_next(&it, &key, &value)) {
-        const struct fake_object *o = value;
-
-        if (o->data && g_str_has_prefix(key, start) &&
-            g_pattern_match_simple(match, strrchr(key, '/') + 1)) {
-            n++;
-        }
-    }
-    return n;
-}
-
 static void make_clone(struct fake_object *o, const struct rados_snapc *sc)
 {
     struct fake_clone *c;
@@ -488,4 +467,76 @@ int store_execute(const char *key, const struct fake_client *client,
     store_replace(&work, NULL);
     lock_free(lock);
     return r;
+}
+
+/* ---- the test's hands ---------------------------------------------------- */
+
+int64_t fake_object_size(int64_t pool, const char *ns, const char *oid,
+                         uint64_t snap)
+{
+    g_autoptr(GMutexLocker) locker = g_mutex_locker_new(&fake_mutex);
+    g_autofree char *key = store_key(pool, ns, oid);
+    const GByteArray *data = store_data(store_find(key), snap);
+
+    return data ? (int64_t)data->len : -ENOENT;
+}
+
+int64_t fake_object_read(int64_t pool, const char *ns, const char *oid,
+                         uint64_t snap, uint64_t off, void *buf, size_t len)
+{
+    g_autoptr(GMutexLocker) locker = g_mutex_locker_new(&fake_mutex);
+    g_autofree char *key = store_key(pool, ns, oid);
+    const GByteArray *data = store_data(store_find(key), snap);
+
+    if (!data) {
+        return -ENOENT;
+    }
+    if (off >= data->len) {
+        return 0;
+    }
+    len = MIN(len, data->len - off);
+    memcpy(buf, data->data + off, len);
+    return len;
+}
+
+void fake_object_put(int64_t pool, const char *ns, const char *oid,
+                     const void *data, size_t len)
+{
+    g_autoptr(GMutexLocker) locker = g_mutex_locker_new(&fake_mutex);
+    g_autofree char *key = store_key(pool, ns, oid);
+    GByteArray *bytes = g_byte_array_new();
+
+    if (len) {
+        g_byte_array_append(bytes, data, len);
+    }
+    store_put(key, bytes);
+}
+
+void fake_object_remove(int64_t pool, const char *ns, const char *oid)
+{
+    g_autoptr(GMutexLocker) locker = g_mutex_locker_new(&fake_mutex);
+    g_autofree char *key = store_key(pool, ns, oid);
+
+    store_put(key, NULL);
+}
+
+unsigned fake_object_count(int64_t pool, const char *match)
+{
+    g_autofree char *start = g_strdup_printf("%" G_GINT64_FORMAT "/",
+                                             (gint64)pool);
+    GHashTableIter it;
+    gpointer key;
+    gpointer value;
+    unsigned n = 0;
+
+    g_hash_table_iter_init(&it, objects);
+    while (g_hash_table_iter_next(&it, &key, &value)) {
+        const struct fake_object *o = value;
+
+        if (o->data && g_str_has_prefix(key, start) &&
+            g_pattern_match_simple(match, strrchr(key, '/') + 1)) {
+            n++;
+        }
+    }
+    return n;
 }

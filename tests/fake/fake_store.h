@@ -3,7 +3,6 @@
  * Inside the fake: the objects, the class methods on them, and the clients
  * that are not ours.  All of it is called under the fake's one lock.
  *
- *   fake_rados.c     connections, the queue, watches and notifies
  *   fake_store.c     objects and their snapshots
  *   fake_cls.c       class rbd on headers, directories and data objects
  *   fake_cls_map.c   ... on object maps; the check of the maps

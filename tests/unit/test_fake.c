@@ -11,7 +11,11 @@
 #include "check.h"
 
 #include <errno.h>
+#include <fcntl.h>
 #include <string.h>
+#include <sys/resource.h>
+#include <sys/wait.h>
+#include <unistd.h>
 
 #include "fake_rados.h"
 
@@ -251,6 +255,8 @@ static void test_lock(void **state)
                                TAG_HEX), -EBUSY);
     assert_int_equal(change(HEADER, "lock", "assert_locked", MAP_ASSERT_HEX),
                      -EBUSY);
+    assert_int_equal(change(HEADER, "lock", "assert_locked", "01011b000000"
+                            LOCK_NAME_HEX "01" COOKIE_HEX "00000000"), -EBUSY);
 
     /* a cookie nobody has; its own; a new one */
     assert_int_equal(change(HEADER, "lock", "set_cookie",
@@ -400,6 +406,11 @@ static void test_map_snapshots(void **state)
            "0e0000000101080000000500000000000000554000000000");
     assert_int_equal(change(MAP, "rbd", "object_map_snap_add", ""), 0);
     expect_bytes(MAP, five_clean);
+    /* who takes it for EXISTS is right, too */
+    assert_int_equal(change(MAP, "lock", "lock", MAP_LOCK_HEX), 0);
+    assert_int_equal(update_map("00000000000000000500000000000000010101"), 0);
+    expect_bytes(MAP, five_exist);
+    assert_int_equal(change(MAP, "rbd", "object_map_snap_add", ""), 0);
     expect(MAP, "rbd", "object_map_load", "",
            "0e0000000101080000000500000000000000ffc000000000");
     /* saved as loaded, the checksums come by themselves */
@@ -664,32 +675,33 @@ static void test_deep_copyup(void **state)
 
     /* What changes nothing leaves the object as unknown as it was. */
     add_plain(&b, RADOS_TRUNCATE, 0);
-    assert_int_equal(run(pool, "a", &b, &sc, NULL), 0);
+    assert_int_equal(run(pool, OBJ(0), &b, &sc, NULL), 0);
 
     fake_require_snapc(5);
-    assert_int_equal(change("a", "rbd", "copyup", "4142"), 0);
+    assert_int_equal(change(OBJ(0), "rbd", "copyup", "4142"), 0);
     b.write = true;
     add_text(&b, RADOS_WRITE, 1, "x");
-    assert_int_equal(run(pool, "a", &b, &sc, NULL), 0);
-    expect_text("a", 4, "AB");
-    expect_text("a", 5, "AB");
-    expect_text("a", RADOS_NOSNAP, "Ax");
+    assert_int_equal(run(pool, OBJ(0), &b, &sc, NULL), 0);
+    expect_text(OBJ(0), 4, "AB");
+    expect_text(OBJ(0), 5, "AB");
+    expect_text(OBJ(0), RADOS_NOSNAP, "Ax");
 
     /* in one op with the snapshots they see nothing */
     b.write = true;
     add_call(&b, "rbd", "copyup", "");
     add_text(&b, RADOS_WRITE, 0, "y");
-    assert_int_equal(run(pool, "b", &b, &sc, NULL), 0);
-    expect_text("b", 4, "-");
-    expect_text("b", RADOS_NOSNAP, "y");
+    assert_int_equal(run(pool, OBJ(1), &b, &sc, NULL), 0);
+    expect_text(OBJ(1), 4, "-");
+    expect_text(OBJ(1), RADOS_NOSNAP, "y");
 
     /* copyup of what is there makes no clone, not even with a new context */
     b.write = true;
     add_call(&b, "rbd", "copyup", "4142");
-    assert_int_equal(run(pool, "b", &b, &(struct rados_snapc) {
+    add_call(&b, "lock", "get_info", INFO_HEX);
+    assert_int_equal(run(pool, OBJ(1), &b, &(struct rados_snapc) {
                          6, 2, (const uint64_t[]) { 6, 5 } }, NULL), 0);
-    write_object("b", "z", &sc);
-    expect_text("b", 6, "z");
+    write_object(OBJ(1), "z", &sc);
+    expect_text(OBJ(1), 6, "z");
 }
 
 static void test_snapshots_of_objects(void **state)
@@ -996,6 +1008,102 @@ static void test_faults_of_blocking_calls(void **state)
     assert_true(fake_blocklisted("1.2.3.4:0/5"));
 }
 
+static gpointer fence_someone(gpointer arg)
+{
+    return GINT_TO_POINTER(fake_rados.blocklist(us, "1.2.3.4:0/5"));
+}
+
+static void test_held_call(void **state)
+{
+    GThread *t;
+
+    fake_fault_add(&(struct fake_fault) { .match = "blocklist *",
+                                          .kind = FAKE_HOLD });
+    t = g_thread_new("fence", fence_someone, NULL);
+    fake_wait_log("blocklist *");
+    fake_release("other");
+    assert_false(fake_blocklisted("1.2.3.4:0/5"));
+    fake_release("blocklist *");
+    assert_int_equal(GPOINTER_TO_INT(g_thread_join(t)), 0);
+    assert_true(fake_blocklisted("1.2.3.4:0/5"));
+}
+
+/* ---- what ends the process ----------------------------------------------- */
+
+/* The signal that ends a copy of this process in @fn, 0: none does. */
+static int signal_of(void (*fn)(void))
+{
+    const struct rlimit no_core = { 0, 0 };
+    pid_t pid = fork();
+    int status;
+
+    assert_true(pid >= 0);
+    if (!pid) {
+        dup2(open("/dev/null", O_WRONLY), STDERR_FILENO);
+        setrlimit(RLIMIT_CORE, &no_core);
+        fn();
+        _exit(0);
+    }
+    assert_int_equal(waitpid(pid, &status, 0), pid);
+    return WIFSIGNALED(status) ? WTERMSIG(status) : 0;
+}
+
+static void write_first(void)
+{
+    write_object(OBJ(0), "x", NULL);
+}
+
+static void remove_first(void)
+{
+    struct batch b = { .write = true };
+
+    add_plain(&b, RADOS_REMOVE, 0);
+    (void)run(pool, OBJ(0), &b, NULL, NULL);
+}
+
+static void update_unguarded(void)
+{
+    (void)change(MAP, "rbd", "object_map_update",
+                 "030000000000000004000000000000000100");
+}
+
+static void break_4267(void)
+{
+    (void)change(HEADER, "lock", "break_lock", "010119000000" LOCK_NAME_HEX
+                 "08" "ab10000000000000" "00000000");
+}
+
+static void test_guards(void **state)
+{
+    fake_require_snapc(1);
+    assert_int_not_equal(signal_of(write_first), 0);
+    fake_require_snapc(0);
+    assert_int_equal(signal_of(write_first), 0);
+
+    assert_int_not_equal(signal_of(update_unguarded), 0);
+    fake_lock_hold(img, 4267, "", "");
+    assert_int_not_equal(signal_of(break_4267), 0);
+    assert_int_equal(fake_rados.blocklist(us, FAKE_PEER_ADDRESS "4267"), 0);
+    assert_int_equal(signal_of(break_4267), 0);
+
+    fake_image_enable(img, FAKE_DEFAULT_FEATURES);
+    fake_map_set(img, RADOS_NOSNAP, 0, 1);
+    assert_int_equal(signal_of(write_first), 0);
+    fake_require_owner(img);
+    assert_int_not_equal(signal_of(write_first), 0);
+    fake_lock_drop(img);
+    assert_int_not_equal(signal_of(write_first), 0);
+    assert_int_equal(change(HEADER, "lock", "lock", LOCK_HEX), 0);
+    assert_int_equal(signal_of(write_first), 0);
+    fake_map_set(img, RADOS_NOSNAP, 0, 2);
+    assert_int_not_equal(signal_of(write_first), 0);
+    assert_int_equal(signal_of(remove_first), 0);
+    fake_map_set(img, RADOS_NOSNAP, 0, 3);
+    assert_int_not_equal(signal_of(write_first), 0);
+    fake_map_set(img, RADOS_NOSNAP, 0, 0);
+    assert_int_not_equal(signal_of(write_first), 0);
+}
+
 int main(void)
 {
     static const struct CMUnitTest tests[] = {
@@ -1021,6 +1129,8 @@ int main(void)
         cmocka_unit_test_setup_teardown(test_blocklisted, setup, teardown),
         cmocka_unit_test_setup_teardown(test_faults_of_blocking_calls, setup,
                                         teardown),
+        cmocka_unit_test_setup_teardown(test_held_call, setup, teardown),
+        cmocka_unit_test_setup_teardown(test_guards, setup, teardown),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);
