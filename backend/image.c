@@ -842,42 +842,44 @@ void pinrbd_image_stats(struct pinrbd_image *image, struct pinrbd_stats *ret)
  * In the end all that lies in objects nobody has reads as zeroes.  What a
  * parent would give is asked of the parent; the chain is short and bounded.
  */
-static bool extent_is_zero(struct pinrbd_image *image, uint64_t off,
-                           uint64_t len, uint64_t *ret_len)
+static bool piece_is_zero(struct pinrbd_image *image,
+                          const struct image_meta *meta,
+                          const struct object_map *map, uint64_t off,
+                          uint64_t len, uint64_t *ret_len)
 {
-    struct image_meta *meta;
-    struct object_map *map;
-    struct object_extent e;
-    uint64_t from_parent;
-    bool zero = false;
+    struct object_extent e = striper_map(&image->layout, off, len);
+    uint64_t from_parent = meta->parent_link && off < meta->parent_overlap ?
+                           MIN(e.len, meta->parent_overlap - off) : 0;
 
-    image_view(image, &meta, &map);
-    e = striper_map(&image->layout, off, len);
     *ret_len = e.len;
-    from_parent = meta->parent_link && off < meta->parent_overlap ?
-                  MIN(e.len, meta->parent_overlap - off) : 0;
-    if (map && object_map_absent(map, e.object) &&
-        image_trusts_map(image, from_parent)) {
-        zero = true;
-        if (from_parent) {
-            zero = extent_is_zero(meta->parent_link->image, off, from_parent,
-                                  ret_len);
-        }
+    if (!object_map_absent(map, e.object) ||
+        !image_trusts_map(image, from_parent)) {
+        return false;
     }
-    object_map_unref(map);
-    meta_unref(meta);
-    return zero;
+    return !from_parent ||
+           pinrbd_image_extent_is_zero(meta->parent_link->image, off,
+                                       from_parent, ret_len);
 }
 
 bool pinrbd_image_extent_is_zero(struct pinrbd_image *image, uint64_t off,
                                  uint64_t len, uint64_t *ret_len)
 {
-    bool zero = extent_is_zero(image, off, len, ret_len);
+    struct image_meta *meta;
+    struct object_map *map;
+    bool zero = false;
     uint64_t n;
 
-    while (*ret_len < len &&
-           extent_is_zero(image, off + *ret_len, len - *ret_len, &n) == zero) {
-        *ret_len += n;
+    image_view(image, &meta, &map);
+    *ret_len = len;
+    if (map) {
+        zero = piece_is_zero(image, meta, map, off, len, ret_len);
+        while (*ret_len < len &&
+               piece_is_zero(image, meta, map, off + *ret_len,
+                             len - *ret_len, &n) == zero) {
+            *ret_len += n;
+        }
     }
+    object_map_unref(map);
+    meta_unref(meta);
     return zero;
 }

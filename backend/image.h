@@ -167,6 +167,8 @@ int image_open_parent(struct pinrbd_image *child,
                       const struct header_parent *spec, gint64 deadline_us,
                       struct pinrbd_image **ret, struct pinrbd_error *reterr);
 
+/* Names of feature bits, with commas. */
+void image_list_features(uint64_t bits, char *buf, size_t size);
 /*
  * What keeps @meta from being used, as one text; 0, -ENOSYS, or -EROFS for
  * what forbids writing only.

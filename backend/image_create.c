@@ -6,8 +6,12 @@
  *     rbd_directory     name and id, both directions
  *     rbd_id.NAME       the id
  *     rbd_header.ID     size, order, features, prefix, data pool, striping
+ *     rbd_object_map.ID with object-map: nothing exists
  *
  * On failure what was made is removed in the reverse order.
+ *
+ * What the caller does not say comes from where librbd looks: the pool's
+ * configuration (`rbd config pool set'), then the client's.
  */
 #include <errno.h>
 #include <inttypes.h>
@@ -17,20 +21,27 @@
 #include "args.h"
 #include "cluster.h"
 #include "codec.h"
+#include "image.h"
 #include "log.h"
+#include "object_map.h"
 #include "rados_sync.h"
 #include "striper.h"
 
 #define DEFAULT_ORDER 22
-#define FEATURES_CREATE (PINRBD_FEATURE_LAYERING | \
-                         PINRBD_FEATURE_STRIPINGV2 | PINRBD_FEATURE_DATA_POOL)
+#define FEATURES_DEFAULT 0x3d   /* librbd's: all but striping up to bit 5 */
+#define FEATURES_CREATE (FEATURES_DEFAULT | PINRBD_FEATURE_STRIPINGV2 | \
+                         PINRBD_FEATURE_DATA_POOL)
 #define MAX_NAME 512
+#define MAX_VALUE 256           /* of a configuration option */
 
 struct creation {
     const struct pinrbd_create_options *o;
+    struct pinrbd_cluster *cluster;
     struct rados_pool *pool;
     int64_t data_pool_id;       /* -1: the same */
+    char data_pool[MAX_VALUE];  /* empty: the same */
     uint64_t features;
+    uint64_t stripe_unit, stripe_count;
     uint8_t order;
     gint64 deadline_us;
     char id[32];
@@ -153,9 +164,30 @@ static int striping_add(struct creation *c)
         return 0;
     }
     begin(c);
-    penc_u64(&c->e, c->o->stripe_unit);
-    penc_u64(&c->e, c->o->stripe_count);
+    penc_u64(&c->e, c->stripe_unit);
+    penc_u64(&c->e, c->stripe_count);
     return call(c, c->header_oid, "set_stripe_unit_count");
+}
+
+static int map_add(struct creation *c)
+{
+    char oid[OBJECT_MAP_OID_MAX];
+    struct layout l;
+    int r;
+
+    if (!(c->features & PINRBD_FEATURE_OBJECT_MAP)) {
+        return 0;
+    }
+    layout_init(&l, c->order, c->stripe_unit, c->stripe_count);
+    object_map_oid(oid, c->id, RADOS_NOSNAP);
+    begin(c);
+    penc_u64(&c->e, striper_objects(&l, c->o->image_size));
+    penc_u8(&c->e, OBJECT_NONEXISTENT);
+    r = call(c, oid, "object_map_resize");
+    if (r < 0) {
+        remove_object(c, oid);
+    }
+    return r;
 }
 
 static int create_objects(struct creation *c)
@@ -172,6 +204,9 @@ static int create_objects(struct creation *c)
         r = header_add(c);
         if (r == 0) {
             r = striping_add(c);
+            if (r == 0) {
+                r = map_add(c);
+            }
             if (r < 0) {
                 remove_object(c, c->header_oid);
             }
@@ -186,34 +221,160 @@ static int create_objects(struct creation *c)
     return r;
 }
 
+/* ---- defaults ----------------------------------------------------------- */
+
+/* The value of a Ceph option for images of this pool; false: there is none. */
+static bool option(struct creation *c, const char *key, char *buf, size_t size)
+{
+    g_autoptr(GByteArray) out = g_byte_array_new();
+    struct rados_conn *conn = c->cluster->conn;
+    struct rados_pool *pool;
+    struct pdec d;
+    size_t len;
+    const char *value;
+    int r = conn->t->pool_open(conn, c->o->pool, "", &pool);
+
+    if (r == 0) {
+        g_autofree char *name = g_strdup_printf("conf_%s", key);
+
+        begin(c);
+        penc_string(&c->e, name);
+        r = rados_query_sync(pool, "rbd_info", "rbd", "metadata_get", c->buf,
+                             penc_len(&c->e), c->deadline_us, out);
+        conn->t->pool_close(pool);
+    }
+    if (r == 0) {
+        pdec_init(&d, out->data, out->len);
+        value = pdec_blob(&d, &len);
+        if (pdec_ok(&d) && len < size) {
+            memcpy(buf, value, len);
+            buf[len] = '\0';
+            return len > 0;
+        }
+    }
+    return conn->t->conn_option(conn, key, buf, size) == 0 && buf[0];
+}
+
+/* A number, or names with commas; false: neither. */
+static bool parse_features(const char *text, uint64_t *ret)
+{
+    g_auto(GStrv) names = NULL;
+    uint64_t features = 0;
+
+    if (g_ascii_string_to_unsigned(text, 10, 0, UINT64_MAX, ret, NULL)) {
+        return true;
+    }
+    names = g_strsplit_set(text, ", ", -1);
+    for (char **name = names; *name; name++) {
+        unsigned bit = 0;
+
+        while (pinrbd_feature_name(bit) &&
+               strcmp(pinrbd_feature_name(bit), *name)) {
+            bit++;
+        }
+        if (**name && !strcmp(*name, "striping")) {
+            bit = 1;
+        }
+        if (**name && !pinrbd_feature_name(bit)) {
+            return false;
+        }
+        features |= **name ? UINT64_C(1) << bit : 0;
+    }
+    *ret = features;
+    return true;
+}
+
+static uint64_t option_number(struct creation *c, const char *key)
+{
+    char text[MAX_VALUE];
+    guint64 n;
+
+    return option(c, key, text, sizeof(text)) &&
+           g_ascii_string_to_unsigned(text, 10, 0, UINT64_MAX, &n, NULL) ? n
+                                                                         : 0;
+}
+
+static int complete_options(struct creation *c, struct pinrbd_error *reterr)
+{
+    const struct pinrbd_create_options *o = c->o;
+    char text[MAX_VALUE];
+
+    c->features = o->features;
+    if (!c->features && option(c, "rbd_default_features", text, sizeof(text))) {
+        if (!parse_features(text, &c->features)) {
+            return perror_set(reterr, -EINVAL, "image '%s': rbd_default_features"
+                              " cannot be '%s'", o->image, text);
+        }
+        /* these follow from the layout; the default may name them */
+        c->features &= ~(PINRBD_FEATURE_STRIPINGV2 | PINRBD_FEATURE_DATA_POOL |
+                         PINRBD_FEATURE_OPERATIONS);
+    }
+    c->features = c->features ?: FEATURES_DEFAULT;
+    c->order = o->order ?: option_number(c, "rbd_default_order");
+    c->order = c->order ?: DEFAULT_ORDER;
+    c->stripe_unit = o->stripe_unit;
+    c->stripe_count = o->stripe_count;
+    if (!c->stripe_unit && !c->stripe_count) {
+        c->stripe_unit = option_number(c, "rbd_default_stripe_unit");
+        c->stripe_count = option_number(c, "rbd_default_stripe_count");
+        if (!c->stripe_unit || !c->stripe_count) {
+            c->stripe_unit = c->stripe_count = 0;
+        }
+    }
+    if (o->data_pool) {
+        g_strlcpy(c->data_pool, o->data_pool, sizeof(c->data_pool));
+    } else if (!option(c, "rbd_default_data_pool", c->data_pool,
+                       sizeof(c->data_pool)) ||
+               !strcmp(c->data_pool, o->pool)) {
+        c->data_pool[0] = '\0';
+    }
+    return 0;
+}
+
 static int check_options(struct creation *c, struct pinrbd_error *reterr)
 {
     const struct pinrbd_create_options *o = c->o;
+    uint64_t no;
 
+    if (!layout_valid(c->order, c->stripe_unit, c->stripe_count)) {
+        return perror_set(reterr, -EINVAL, "image '%s': object size 2^%u, "
+                          "stripe unit %" PRIu64 " and stripe count %" PRIu64
+                          " do not go together", o->image, c->order,
+                          c->stripe_unit, c->stripe_count);
+    }
+    if (c->stripe_count > 1) {
+        c->features |= PINRBD_FEATURE_STRIPINGV2;
+    }
+    if (c->data_pool[0]) {
+        c->features |= PINRBD_FEATURE_DATA_POOL;
+    }
+    no = c->features & ~(uint64_t)FEATURES_CREATE;
+    if (no) {
+        char names[128];
+
+        image_list_features(no, names, sizeof(names));
+        return perror_set(reterr, -ENOTSUP, "image '%s': cannot be created "
+                          "with features that are not supported (%s)",
+                          o->image, names);
+    }
+    if ((c->features & PINRBD_FEATURE_OBJECT_MAP &&
+         !(c->features & PINRBD_FEATURE_EXCLUSIVE_LOCK)) ||
+        (c->features & PINRBD_FEATURE_FAST_DIFF &&
+         !(c->features & PINRBD_FEATURE_OBJECT_MAP))) {
+        return perror_set(reterr, -EINVAL, "image '%s': object-map needs "
+                          "exclusive-lock, and fast-diff needs object-map",
+                          o->image);
+    }
+    return 0;
+}
+
+static int check_names(const struct pinrbd_create_options *o,
+                       struct pinrbd_error *reterr)
+{
     if (!o->image[0] || strlen(o->image) >= MAX_NAME ||
         strpbrk(o->image, "/@")) {
         return perror_set(reterr, -EINVAL, "'%s' cannot be the name of an "
                           "image", o->image);
-    }
-    c->order = o->order ?: DEFAULT_ORDER;
-    if (!layout_valid(c->order, o->stripe_unit, o->stripe_count)) {
-        return perror_set(reterr, -EINVAL, "image '%s': object size 2^%u, "
-                          "stripe unit %" PRIu64 " and stripe count %" PRIu64
-                          " do not go together", o->image, c->order,
-                          o->stripe_unit, o->stripe_count);
-    }
-    c->features = o->features ?: PINRBD_FEATURE_LAYERING;
-    if (o->stripe_count > 1) {
-        c->features |= PINRBD_FEATURE_STRIPINGV2;
-    }
-    if (o->data_pool) {
-        c->features |= PINRBD_FEATURE_DATA_POOL;
-    }
-    if (c->features & ~FEATURES_CREATE) {
-        return perror_set(reterr, -ENOTSUP, "image '%s': only features "
-                          "layering, striping and data-pool can be created, "
-                          "not 0x%" PRIx64, o->image,
-                          (uint64_t)(c->features & ~FEATURES_CREATE));
     }
     if (o->image_size > INT64_MAX) {
         return perror_set(reterr, -EINVAL, "image '%s': size %" PRIu64
@@ -236,25 +397,35 @@ int pinrbd_image_create(struct pinrbd_cluster *cluster,
         return r;
     }
     o = c->o = &all;
+    c->cluster = cluster;
     c->data_pool_id = -1;
     c->deadline_us = deadline_after(cluster_mount_timeout_ms(cluster));
-    r = check_options(c, reterr);
+    r = check_names(o, reterr);
     if (r < 0) {
         return r;
-    }
-    if (o->data_pool) {
-        r = t->pool_open(cluster->conn, o->data_pool, "", &data_pool);
-        if (r < 0) {
-            return perror_set(reterr, r, "cannot open data pool '%s': %s",
-                              o->data_pool, g_strerror(-r));
-        }
-        c->data_pool_id = data_pool->id;
-        t->pool_close(data_pool);
     }
     r = t->pool_open(cluster->conn, o->pool, o->ns ?: "", &c->pool);
     if (r < 0) {
         return perror_set(reterr, r, "cannot open pool '%s': %s", o->pool,
                           g_strerror(-r));
+    }
+    r = complete_options(c, reterr);
+    if (r == 0) {
+        r = check_options(c, reterr);
+    }
+    if (r == 0 && c->data_pool[0]) {
+        r = t->pool_open(cluster->conn, c->data_pool, "", &data_pool);
+        if (r < 0) {
+            perror_set(reterr, r, "cannot open data pool '%s': %s",
+                       c->data_pool, g_strerror(-r));
+        } else {
+            c->data_pool_id = data_pool->id;
+            t->pool_close(data_pool);
+        }
+    }
+    if (r < 0) {
+        t->pool_close(c->pool);
+        return r;
     }
     make_id(c, cluster);
     r = create_objects(c);

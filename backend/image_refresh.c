@@ -64,7 +64,7 @@ const char *pinrbd_feature_name(unsigned bit)
     return bit < G_N_ELEMENTS(feature_name) ? feature_name[bit] : NULL;
 }
 
-static void list_features(uint64_t bits, char *buf, size_t size)
+void image_list_features(uint64_t bits, char *buf, size_t size)
 {
     size_t n = 0;
 
@@ -102,7 +102,7 @@ int image_check_features(const struct image_meta *meta, bool writable,
     if (!no_read) {
         return 0;
     }
-    list_features(no_read, names, sizeof(names));
+    image_list_features(no_read, names, sizeof(names));
     if (writable && !(no_read & ~known)) {
         snprintf(buf, size, "cannot keep its features valid when writing "
                  "(%s); it can be opened read-only", names);

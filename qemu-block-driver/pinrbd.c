@@ -636,9 +636,12 @@ static int coroutine_fn disk_truncate(BlockDriverState *bs, int64_t offset,
     return ret;
 }
 
+/* Enough for one answer: a large map need not be walked to its end. */
+#define STATUS_MAX (16 * GiB)
+
 /*
- * All is data: which objects exist is not known without asking for each.  The
- * answer reaches to the end of the image, which lets the block layer cache it.
+ * What no object has is zeroes, where an object map tells.  What may be data
+ * is reported as far as it goes, which lets the block layer cache it.
  */
 static int coroutine_fn disk_block_status(BlockDriverState *bs,
                                           pinrbd_status_mode mode,
@@ -648,11 +651,21 @@ static int coroutine_fn disk_block_status(BlockDriverState *bs,
 {
     struct disk *d = bs->opaque;
     int64_t size = pinrbd_image_size(d->image);
+    uint64_t len = 0;
+    bool zero = false;
 
-    *pnum = MAX(bytes, size - offset);
+    if (offset < size) {
+        zero = pinrbd_image_extent_is_zero(d->image, offset,
+                                           MIN(size - offset, STATUS_MAX),
+                                           &len);
+    }
+    /* the last sector may be cut: what is behind the end is zeroes anyway */
+    *pnum = offset + (int64_t)len >= size ? MAX(bytes, (int64_t)len)
+                                          : (int64_t)len;
     *map = offset;
     *file = bs;
-    return BDRV_BLOCK_DATA | BDRV_BLOCK_OFFSET_VALID;
+    return (zero ? BDRV_BLOCK_ZERO : BDRV_BLOCK_DATA) |
+           BDRV_BLOCK_OFFSET_VALID;
 }
 
 /* ---- questions, answered from memory ----------------------------------- */
@@ -716,6 +729,90 @@ static int disk_snapshot_list(BlockDriverState *bs,
     free(snaps);
     *ret_list = list;
     return n_user;
+}
+
+/* ---- snapshots --------------------------------------------------------- */
+
+struct snapshot_job {
+    struct pinrbd_image *image;
+    const char *name;
+    int (*change)(struct pinrbd_image *image, const char *name,
+                  struct pinrbd_error *err);
+    struct pinrbd_error err;
+};
+
+static int snapshot_job(void *arg)
+{
+    struct snapshot_job *job = arg;
+
+    return job->change(job->image, job->name, &job->err);
+}
+
+/* QEMU knows a snapshot by id and name; these have only a name. */
+static int disk_snapshot_create(BlockDriverState *bs, QEMUSnapshotInfo *info)
+{
+    struct disk *d = bs->opaque;
+    struct snapshot_job job = {
+        .image = d->image,
+        .name = info->name,
+        .change = pinrbd_image_snap_create,
+    };
+    int ret;
+
+    if (!info->name[0] ||
+        (info->id_str[0] && strcmp(info->id_str, info->name))) {
+        return -EINVAL;
+    }
+    if (strlen(info->name) >= sizeof(info->id_str)) {
+        return -ERANGE;
+    }
+    ret = pinrbd_run_blocking(bs, snapshot_job, &job);
+    if (ret < 0) {
+        error_report("rbd: %s", job.err.text);
+    }
+    return ret;
+}
+
+static int disk_snapshot_delete(BlockDriverState *bs, const char *id,
+                                const char *name, Error **errp)
+{
+    struct disk *d = bs->opaque;
+    struct snapshot_job job = {
+        .image = d->image,
+        .name = name,
+        .change = pinrbd_image_snap_remove,
+    };
+    int ret;
+
+    if (!name) {
+        error_setg(errp, "rbd need a valid snapshot name");
+        return -EINVAL;
+    }
+    if (id && strcmp(id, name)) {
+        error_setg(errp, "rbd do not support snapshot id, it should be NULL "
+                   "or equal to snapshot name");
+        return -EINVAL;
+    }
+    ret = pinrbd_run_blocking(bs, snapshot_job, &job);
+    return ret < 0 ? pinrbd_propagate(errp, ret, &job.err) : 0;
+}
+
+/* The block layer has drained the node. */
+static int disk_snapshot_goto(BlockDriverState *bs, const char *name)
+{
+    struct disk *d = bs->opaque;
+    struct snapshot_job job = {
+        .image = d->image,
+        .name = name,
+        .change = pinrbd_image_snap_rollback,
+    };
+    int ret = pinrbd_run_blocking(bs, snapshot_job, &job);
+
+    if (ret < 0) {
+        error_report("rbd: %s", job.err.text);
+    }
+    qatomic_set(&d->told_size, pinrbd_image_size(d->image));
+    return ret;
 }
 
 static int disk_probe_blocksizes(BlockDriverState *bs, BlockSizes *bsz)
@@ -797,9 +894,6 @@ static int coroutine_fn create(const struct pinrbd_target *t, uint64_t size,
         error_setg_errno(errp, EEXIST, "error rbd create");
     } else if (ret < 0) {
         pinrbd_propagate(errp, ret, &job.connect.err);
-    } else {
-        plog(PINRBD_LOG_INFO, "image %s/%s created with the feature layering "
-             "only", t->pool, t->image);
     }
     connect_job_clear(&job.connect);
     return ret;
@@ -927,6 +1021,9 @@ static BlockDriver driver_rbd = {
     .PINRBD_MEMBER_GETLENGTH = disk_getlength,
     .PINRBD_MEMBER_GET_INFO = disk_get_info,
     .bdrv_get_specific_info = disk_get_specific_info,
+    .bdrv_snapshot_create = disk_snapshot_create,
+    .bdrv_snapshot_delete = disk_snapshot_delete,
+    .bdrv_snapshot_goto = disk_snapshot_goto,
     .bdrv_snapshot_list = disk_snapshot_list,
     .bdrv_probe_blocksizes = disk_probe_blocksizes,
     .bdrv_refresh_limits = disk_refresh_limits,
