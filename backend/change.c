@@ -3,8 +3,8 @@
  * The tools of whatever changes an image as a whole: image_resize.c,
  * image_snapshot.c, and maintenance.c for other clients.  All of them block,
  * run with the image's `control' lock, and pin the exclusive lock where the
- * image has one; the sequences and the order of their steps are librbd's, so that a
- * crash between two of them leaves what librbd knows how to deal with.
+ * image has one; the sequences and the order of their steps are librbd's, so
+ * that a crash between two of them leaves what librbd knows how to deal with.
  */
 #include "change.h"
 

@@ -218,9 +218,7 @@ static void test_features(void **state)
         { 1, 0, 0, NULL },
         { 1 | PINRBD_FEATURE_DEEP_FLATTEN, 0, 0, NULL },
         { 1 | PINRBD_FEATURE_OPERATIONS, 0, 0, NULL },
-        { PINRBD_FEATURE_EXCLUSIVE_LOCK, -EROFS, 0, "exclusive-lock" },
-        { PINRBD_FEATURE_OBJECT_MAP, -EROFS, 0, "object-map" },
-        { PINRBD_FEATURE_FAST_DIFF, -EROFS, 0, "fast-diff" },
+        { FAKE_DEFAULT_FEATURES, 0, 0, NULL },
         { PINRBD_FEATURE_JOURNALING, -EROFS, 0, "journaling" },
         { PINRBD_FEATURE_NON_PRIMARY, -EROFS, 0, "non-primary" },
         { PINRBD_FEATURE_MIGRATING, -ENOSYS, -ENOSYS, "migrating" },
@@ -247,23 +245,25 @@ static void test_features(void **state)
     /* one nobody has heard of yet */
     d.img->features = d.img->incompatible = 1ULL << 40 | 1;
     expect_no_open(-ENOSYS, "40");
-    /* all the usual ones: each is named */
+    /* more than one: each is named */
     d.o.read_only = false;
     d.img->incompatible = 0;
-    d.img->features = 0x3d;
-    expect_no_open(-EROFS, "exclusive-lock, object-map, fast-diff");
+    d.img->features = FAKE_DEFAULT_FEATURES | PINRBD_FEATURE_JOURNALING |
+                      PINRBD_FEATURE_NON_PRIMARY;
+    expect_no_open(-EROFS, "(journaling, non-primary)");
 }
 
-static void test_clone_is_refused(void **state)
+/* The parent must be there, where and while it is needed. */
+static void test_parent_is_missing(void **state)
 {
     d.img->parent_pool = FAKE_POOL_RBD;
     g_strlcpy(d.img->parent_id, "parent1", sizeof(d.img->parent_id));
     d.img->parent_snap = 3;
     d.img->has_overlap = true;
     d.img->overlap = 8192;
-    expect_no_open(-ENOSYS, "clone");
+    expect_no_open(-ENOENT, "'1/parent1@3, parent of rbd/disk'");
     d.o.read_only = true;
-    expect_no_open(-ENOSYS, "flatten");
+    expect_no_open(-ENOENT, "parent1");
     fake_image_snap_add(d.img, "full");
 
     /* flattened: the head needs no parent, the snapshot still does */
@@ -272,7 +272,7 @@ static void test_clone_is_refused(void **state)
     assert_int_equal(disk_open(&d), 0);
     disk_close(&d);
     d.o.snapshot = "full";
-    expect_no_open(-ENOSYS, "clone");
+    expect_no_open(-ENOENT, "parent1");
 }
 
 static void test_corrupt_header(void **state)
@@ -510,11 +510,11 @@ static void test_activate(void **state)
 static void test_activate_refused(void **state)
 {
     d.o.inactive = true;
-    d.img->features |= PINRBD_FEATURE_EXCLUSIVE_LOCK;
+    d.img->features |= PINRBD_FEATURE_JOURNALING;
     assert_int_equal(disk_open(&d), 0);
     assert_int_equal(disk_call(&d, do_activate), -EROFS);
     expect_error(-EROFS);
-    expect_words("exclusive-lock");
+    expect_words("journaling");
     assert_int_equal(fake_watchers(d.img->header), 0);
     read_expect(&d, 0, 512, 0);
     disk_close(&d);
@@ -661,14 +661,15 @@ static void test_resize(void **state)
     assert_int_equal(pinrbd_image_size(d.image), new_size);
     write_now(&d, new_size - 512, 512, 7);
 
-    resize_flags = 0;
-    new_size = 4096;
-    assert_int_equal(disk_call(&d, do_resize), -ENOTSUP);
-    expect_words("shrink");
     resize_flags = PINRBD_RESIZE_GROW_ONLY;
+    new_size = 4096;
     assert_int_equal(disk_call(&d, do_resize), 0);
     assert_int_not_equal(d.img->size, 4096);
     resize_flags = 0;
+    assert_int_equal(disk_call(&d, do_resize), 0);
+    assert_int_equal(d.img->size, 4096);
+    assert_int_equal(pinrbd_image_size(d.image), 4096);
+    assert_int_equal(fake_object_count(FAKE_POOL_RBD, "rbd_data.*"), 0);
     new_size = (uint64_t)INT64_MAX + 1;
     assert_int_equal(disk_call(&d, do_resize), -EINVAL);
     expect_error(-EINVAL);
@@ -738,6 +739,7 @@ static void test_create(void **state)
         .size = sizeof(create_options), .pool = "rbd", .image = "fresh",
         .data_pool = "data", .image_size = 5 << 20, .order = 20,
         .stripe_unit = 65536, .stripe_count = 4,
+        .features = PINRBD_FEATURE_LAYERING,
     };
     /* two pools, directory, id, header, striping */
     assert_int_equal(fail_each(try_create, check_create), 6);
@@ -772,7 +774,10 @@ static void test_create_refused(void **state)
         { .image = "x", .stripe_count = 4 },
         { .image = "x", .stripe_unit = 5000, .stripe_count = 4 },
         { .image = "x", .image_size = UINT64_MAX },
-        { .image = "x", .features = 1 | PINRBD_FEATURE_EXCLUSIVE_LOCK },
+        { .image = "x", .features = 1 | PINRBD_FEATURE_JOURNALING },
+        { .image = "x", .features = 1 | PINRBD_FEATURE_OBJECT_MAP },
+        { .image = "x", .features = 1 | PINRBD_FEATURE_EXCLUSIVE_LOCK |
+                                    PINRBD_FEATURE_FAST_DIFF },
         { .image = "x", .data_pool = "nopool" },
         { .image = "x", .ns = "nons" },
     };
@@ -943,7 +948,7 @@ static void test_feature_appears(void **state)
     fake_run_match("notified *");
     io_prepare(&held, 512, 2);
     io_write(&d, &held, 0);
-    d.img->features |= PINRBD_FEATURE_OBJECT_MAP;
+    d.img->features |= PINRBD_FEATURE_JOURNALING;
     fake_image_touch(d.img);
     fake_run();
     io_expect(&held, -EROFS);
@@ -1194,7 +1199,7 @@ int main(void)
         TEST(test_not_found),
         TEST(test_bad_arguments),
         TEST(test_features),
-        TEST(test_clone_is_refused),
+        TEST(test_parent_is_missing),
         TEST(test_corrupt_header),
         TEST(test_watch_not_permitted),
         TEST(test_open_fails_anywhere),
