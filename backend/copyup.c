@@ -8,8 +8,9 @@
  * puts the data under all snapshots, where a flatten will look for it, and then
  * the change.  The snapshots' object maps are told before, from the oldest on.
  *
- * The data is read into buffers of an object's size, of which an image has
- * COPYUPS_MAX at most: a request that finds none waits for one.
+ * The data is read into buffers of an object's size, of which an image has not
+ * more than COPYUPS_BYTES: a request that finds none waits for one.  The head's
+ * map is told while the parent is read.
  */
 #include "object_request.h"
 
@@ -96,13 +97,14 @@ static int copyup_get(struct object_request *o)
 {
     struct copyups *all = &object_image(o)->copyups;
     g_autoptr(GMutexLocker) locker = g_mutex_locker_new(&all->lock);
+    unsigned max = MAX(COPYUPS_MIN, COPYUPS_BYTES / object_size(o));
 
     if (all->free) {
         o->copyup = all->free;
         all->free = o->copyup->next;
         return 1;
     }
-    if (all->n < COPYUPS_MAX) {
+    if (all->n < max) {
         o->copyup = copyup_new(object_size(o));
         all->n += o->copyup != NULL;
     }
@@ -169,10 +171,13 @@ void copyup_start(struct object_request *o)
 static void copyup_begin(struct object_request *o)
 {
     struct copyup *c = o->copyup;
+    /* of these, nothing may come in the end */
+    bool sure = o->request->kind != REQUEST_FLATTEN &&
+                o->request->kind != REQUEST_TRIM;
 
     c->in_iov = (struct iovec) { c->data, o->parent_len };
     object_parent_read(o, 0, o->parent_len,
-                       (struct iov_cursor) { &c->in_iov, 1, 0 });
+                       (struct iov_cursor) { &c->in_iov, 1, 0 }, sure);
 }
 
 /* Encode sparse_copyup's input: a map of extents, and a blob made of them. */

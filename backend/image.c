@@ -324,16 +324,30 @@ struct location {
     struct pinrbd_image *child;
 };
 
-static char *describe(const struct location *at)
+/* The image that was asked for, of whose chain @image is a part. */
+static const struct pinrbd_image *first_of_chain(
+    const struct pinrbd_image *image)
+{
+    while (image->child) {
+        image = image->child;
+    }
+    return image;
+}
+
+/* @pool: the name of a parent's pool, NULL if it is not known yet. */
+static char *describe(const struct location *at, const char *pool)
 {
     const struct pinrbd_image_options *o = at->o;
     const struct header_parent *p = at->parent;
     const char *ns = o->ns && o->ns[0] ? o->ns : NULL;
 
     if (p) {
-        return g_strdup_printf("%" PRId64 "/%s%s%s@%" PRIu64 ", parent of %s",
-                               p->pool_id, p->ns, p->ns[0] ? "/" : "",
-                               p->image_id, p->snap_id, at->child->spec);
+        g_autofree char *id = g_strdup_printf("%" PRId64, p->pool_id);
+
+        return g_strdup_printf("%s/%s%s%s@%" PRIu64 ", parent of %s",
+                               pool ?: id, p->ns, p->ns[0] ? "/" : "",
+                               p->image_id, p->snap_id,
+                               first_of_chain(at->child)->spec);
     }
     return g_strconcat(o->pool, "/", ns ?: "", ns ? "/" : "",
                        o->image ?: o->image_id, o->snapshot ? "@" : "",
@@ -352,7 +366,8 @@ static struct pinrbd_image *image_new(struct pinrbd_cluster *cluster,
     memset(image, 0, sizeof(*image));
     image->cluster = cluster_ref(cluster);
     image->settings = settings_dup(o->settings);
-    image->spec = describe(at);
+    image->child = at->child;
+    image->spec = describe(at, NULL);
     image->snap_id = at->parent ? at->parent->snap_id : RADOS_NOSNAP;
     image->depth = at->child ? at->child->depth + 1 : 0;
     image->loading = true;
@@ -389,6 +404,8 @@ static int image_find(struct pinrbd_image *image, const struct location *at,
         if (r < 0) {
             return fail_errno(image, r, reterr, "cannot open its pool");
         }
+        g_free(image->spec);
+        image->spec = describe(at, image->md_pool->name);
     } else {
         r = conn->t->pool_open(conn, o->pool, o->ns ?: "", &image->md_pool);
     }
@@ -547,8 +564,9 @@ int image_open_parent(struct pinrbd_image *child,
     const struct location at = { &o, spec, child };
 
     if (child->depth >= PARENT_DEPTH_MAX) {
-        return perror_set(reterr, -ELOOP, "image '%s': more than %u parents",
-                          child->spec, PARENT_DEPTH_MAX);
+        return perror_set(reterr, -ELOOP, "image '%s': its chain of parents "
+                          "has more than %u images",
+                          first_of_chain(child)->spec, PARENT_DEPTH_MAX);
     }
     return image_open(child->cluster, &at, deadline_us, ret, reterr);
 }

@@ -33,6 +33,7 @@ struct pinrbd_image {
     char header_oid[64];
     char oid_prefix[104];           /* of data objects, with the dot */
     size_t oid_prefix_len;
+    struct pinrbd_image *child;     /* whose parent this is, or NULL */
     unsigned depth;                 /* in a chain of parents; 0: the image */
     void (*resized)(void *opaque);
     void *opaque;

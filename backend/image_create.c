@@ -303,7 +303,8 @@ static int complete_options(struct creation *c, struct pinrbd_error *reterr)
     if (!c->features && option(c, "rbd_default_features", text, sizeof(text))) {
         if (!parse_features(text, &c->features)) {
             return perror_set(reterr, -EINVAL, "image '%s': "
-                              "rbd_default_features cannot be '%s'", o->image, text);
+                              "rbd_default_features cannot be '%s'",
+                              o->image, text);
         }
         /* these follow from the layout; the default may name them */
         c->features &= ~(PINRBD_FEATURE_STRIPINGV2 | PINRBD_FEATURE_DATA_POOL |

@@ -74,6 +74,37 @@ static int map_update(struct object_request *o, enum object_state state,
     return object_map_update(object_map_of(o), &o->update);
 }
 
+/* What the map must say before the change; true: it has to be told. */
+static bool map_wants(const struct object_request *o,
+                      enum object_state *ret_state)
+{
+    struct object_map *map = object_map_of(o);
+    enum object_state now;
+
+    if (!map) {
+        return false;
+    }
+    now = object_map_get(map, o->object);
+    if (o->removes) {
+        *ret_state = OBJECT_PENDING;
+        return now == OBJECT_EXISTS || now == OBJECT_EXISTS_CLEAN || o->copyup;
+    }
+    /* A flattened object is as the snapshots have it, as in librbd. */
+    *ret_state = o->request->kind == REQUEST_FLATTEN && object_has_snaps(o) &&
+                 object_meta(o)->features & PINRBD_FEATURE_FAST_DIFF ?
+                 OBJECT_EXISTS_CLEAN : OBJECT_EXISTS;
+    return now != *ret_state;
+}
+
+/* The map is not ours any more: again, when it is. */
+static void park_for_lock(struct object_request *o)
+{
+    copyup_put(o);
+    object_let_go(o);
+    o->phase = OBJECT_PARKED;
+    image_lock_park(object_image(o), o);
+}
+
 /* The object has been changed, or not. */
 void object_change_done(struct object_request *o, int result)
 {
@@ -114,19 +145,43 @@ static void parent_part_done(void *opaque, int result)
     }
 }
 
-/*
- * Bytes @off to @off + @len of the object, which all lie under the overlap;
- * parent_done() follows.
- */
+static void map_alongside_done(struct map_update *u, int result)
+{
+    struct object_request *o = (void *)((char *)u -
+                                        offsetof(struct object_request,
+                                                 update));
+
+    o->map_result = result;
+    parent_part_done(o, 0);
+}
+
+/* The map can be told while the parent is read: it is needed after both. */
+static void map_alongside(struct object_request *o)
+{
+    enum object_state state;
+
+    if (map_wants(o, &state)) {
+        __atomic_add_fetch(&o->parent_pending, 1, __ATOMIC_RELAXED);
+        if (map_update(o, state, -1, map_alongside_done)) {
+            parent_part_done(o, 0);
+        }
+    }
+}
+
+/* parent_done() follows. */
 void object_parent_read(struct object_request *o, uint64_t off, uint64_t len,
-                        struct iov_cursor to)
+                        struct iov_cursor to, bool tell_map)
 {
     const struct layout *l = &object_image(o)->layout;
     struct pinrbd_image *parent = object_meta(o)->parent_link->image;
 
     o->phase = OBJECT_PARENT;
     o->parent_result = 0;
+    o->map_result = 0;
     __atomic_store_n(&o->parent_pending, 1, __ATOMIC_RELAXED);
+    if (tell_map) {
+        map_alongside(o);
+    }
     while (len) {
         uint64_t run;
         uint64_t at = striper_unmap(l, o->object, off, &run);
@@ -202,7 +257,7 @@ static void read_absent(struct object_request *o)
     iov_zero(o->iov, o->n_iov, from_parent, o->len - from_parent);
     if (from_parent) {
         object_parent_read(o, o->off, from_parent,
-                           (struct iov_cursor) { o->iov, o->n_iov, 0 });
+                           (struct iov_cursor) { o->iov, o->n_iov, 0 }, false);
     } else {
         request_object_done(o->request, 0);
     }
@@ -265,10 +320,7 @@ static void map_before_done(struct map_update *u, int result)
     struct object_request *waiters = NULL;
 
     if (result == -EBUSY) {
-        copyup_put(o);
-        object_let_go(o);
-        o->phase = OBJECT_PARKED;
-        image_lock_park(object_image(o), o);
+        park_for_lock(o);
         return;
     }
     if (result < 0) {
@@ -284,28 +336,6 @@ static void map_before_done(struct map_update *u, int result)
     stripe_send_locked(s, o, &waiters);
     g_mutex_unlock(&s->lock);
     object_start_list(waiters);
-}
-
-/* What the map must say before the change; true: it has to be told. */
-static bool map_wants(const struct object_request *o,
-                      enum object_state *ret_state)
-{
-    struct object_map *map = object_map_of(o);
-    enum object_state now;
-
-    if (!map) {
-        return false;
-    }
-    now = object_map_get(map, o->object);
-    if (o->removes) {
-        *ret_state = OBJECT_PENDING;
-        return now == OBJECT_EXISTS || now == OBJECT_EXISTS_CLEAN || o->copyup;
-    }
-    /* A flattened object is as the snapshots have it, as in librbd. */
-    *ret_state = o->request->kind == REQUEST_FLATTEN && object_has_snaps(o) &&
-                 object_meta(o)->features & PINRBD_FEATURE_FAST_DIFF ?
-                 OBJECT_EXISTS_CLEAN : OBJECT_EXISTS;
-    return now != *ret_state;
 }
 
 void object_map_before(struct object_request *o)
@@ -449,10 +479,12 @@ void object_op_done(struct rados_op *op)
 
 static void parent_done(struct object_request *o)
 {
-    int result = o->parent_result;
+    int result = o->parent_result ?: o->map_result;
 
     if (parent_is_gone(o)) {
         park(o);
+    } else if (o->map_result == -EBUSY) {
+        park_for_lock(o);
     } else if (o->request->kind == REQUEST_READ || result < 0) {
         object_finish(o, result);
     } else {

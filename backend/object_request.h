@@ -105,10 +105,10 @@ void object_write_start(struct object_request *o);
 void object_map_before(struct object_request *o);
 /*
  * Read bytes @off to @off + @len of the object, which all lie under the
- * overlap, from the parent.
+ * overlap, from the parent; @tell_map what is coming meanwhile.
  */
 void object_parent_read(struct object_request *o, uint64_t off, uint64_t len,
-                        struct iov_cursor to);
+                        struct iov_cursor to, bool tell_map);
 /* The object has been changed, or not. */
 void object_change_done(struct object_request *o, int result);
 /* The last act: @o may be gone afterwards. */

@@ -82,6 +82,7 @@ struct object_request {
     unsigned parent_reads;
     unsigned parent_pending;    /* atomic */
     int parent_result;          /* atomic: the first error */
+    int map_result;             /* of the map's update alongside */
     struct map_update update;
     struct copyup *copyup;
 };
@@ -100,8 +101,9 @@ struct object_stripe {
     unsigned in_flight;         /* ... and not answered; memory maps only */
 } __attribute__((aligned(64)));
 
-/* Buffers of copyups: no more at a time than COPYUPS_MAX. */
-#define COPYUPS_MAX 8
+/* Buffers of copyups: as many as fit in this, at least COPYUPS_MIN. */
+#define COPYUPS_BYTES (64u << 20)
+#define COPYUPS_MIN 4u
 
 struct copyups {
     GMutex lock;

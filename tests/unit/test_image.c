@@ -261,7 +261,7 @@ static void test_parent_is_missing(void **state)
     d.img->parent_snap = 3;
     d.img->has_overlap = true;
     d.img->overlap = 8192;
-    expect_no_open(-ENOENT, "'1/parent1@3, parent of rbd/disk'");
+    expect_no_open(-ENOENT, "'rbd/parent1@3, parent of rbd/disk'");
     d.o.read_only = true;
     expect_no_open(-ENOENT, "parent1");
     fake_image_snap_add(d.img, "full");
