@@ -58,9 +58,6 @@ void object_op_begin(struct object_request *o, unsigned flags)
     o->op.snapc = NULL;
     o->op.done = object_op_done;
     o->op.opaque = o;
-    o->op.pinned_bytes = 0;
-    o->op.copied_bytes = 0;
-    o->op.late = false;
     if (flags & RADOS_OP_WRITE && object_meta(o)->snapc.seq) {
         o->op.snapc = &object_meta(o)->snapc;
     }

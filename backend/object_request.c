@@ -499,6 +499,10 @@ void object_request_send(struct object_request *o)
     o->holds = false;
     o->in_flight = false;
     o->copyup = NULL;
+    /* counted at the end, also where nothing is sent */
+    o->op.pinned_bytes = 0;
+    o->op.copied_bytes = 0;
+    o->op.late = false;
     o->parent_len = !meta->parent_link ? 0 :
         parent_bytes(&object_image(o)->layout, meta->parent_overlap,
                      o->object);
