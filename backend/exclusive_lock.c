@@ -57,7 +57,7 @@
 #define RETRY_MS 1000
 #define LISTED_MS 100           /* an owner that is there but did not answer */
 #define FOREIGN_MS 2000
-#define REFUSED_MS 10000        /* so long a refusal may be temporary */
+#define REFUSALS 10             /* so often it may be meant for a moment */
 #define PAUSE_MS 50             /* before a lock given to a writer is wanted */
 #define CHANGED_MS 200          /* ... after a maintainer changed the header */
 #define LOG_EVERY_MS 30000
@@ -179,17 +179,39 @@ void image_lock_park(struct pinrbd_image *image, struct object_request *o)
 
 /* ---- the job's tools ----------------------------------------------------- */
 
+static void alarm_fired(struct ptimer *t)
+{
+    struct pinrbd_image *image =
+        (void *)((char *)t - offsetof(struct pinrbd_image, lk.alarm));
+    g_autoptr(GMutexLocker) locker = g_mutex_locker_new(&image->lock);
+
+    image->lk.alarmed = true;
+    g_cond_broadcast(&image->changed);
+}
+
+void image_lock_init(struct pinrbd_image *image)
+{
+    image->lk.alarm.fire = alarm_fired;
+}
+
 /* Wait for an event, at most @ms; false when the job has to end. */
 static bool wait_event(struct pinrbd_image *image, unsigned ms)
 {
-    gint64 until_us = g_get_monotonic_time() + ms * G_GINT64_CONSTANT(1000);
-    g_autoptr(GMutexLocker) locker = g_mutex_locker_new(&image->lock);
-    unsigned heard = image->lk.heard;
+    struct image_lock *lk = &image->lk;
+    unsigned heard;
+    bool go_on;
 
-    while (!stopping_locked(image) && image->lk.heard == heard &&
-           g_cond_wait_until(&image->changed, &image->lock, until_us)) {
+    g_mutex_lock(&image->lock);
+    heard = lk->heard;
+    lk->alarmed = false;
+    ptimer_arm(&lk->alarm, ms);
+    while (!stopping_locked(image) && lk->heard == heard && !lk->alarmed) {
+        g_cond_wait(&image->changed, &image->lock);
     }
-    return !stopping_locked(image);
+    go_on = !stopping_locked(image);
+    g_mutex_unlock(&image->lock);
+    ptimer_cancel(&lk->alarm);
+    return go_on;
 }
 
 static gint64 soon(void)
@@ -335,7 +357,7 @@ static bool break_dead(struct pinrbd_image *image,
  */
 static int ask_owner(struct pinrbd_image *image,
                      const struct lock_owner *owner, uint64_t handle,
-                     gint64 *refused_since_us)
+                     unsigned *refusals)
 {
     struct notify_client who = { owner->gid, owner->handle };
     struct notify_msg m = {
@@ -363,7 +385,7 @@ static int ask_owner(struct pinrbd_image *image,
     heard = image->lk.heard - heard;
     g_mutex_unlock(&image->lock);
     if (!reply.answered || reply.result != -EROFS) {
-        *refused_since_us = 0;
+        *refusals = 0;
     }
     if (!reply.answered && !reply.listed) {
         go_on = break_dead(image, owner);
@@ -373,16 +395,8 @@ static int ask_owner(struct pinrbd_image *image,
         go_on = wait_event(image, LISTED_MS);
     } else if (reply.result == 0) {
         go_on = wait_event(image, FULFIL_MS);
-    } else if (reply.result == -EROFS) {
-        gint64 now_us = g_get_monotonic_time();
-
-        if (!*refused_since_us) {
-            *refused_since_us = now_us;
-        } else if (now_us - *refused_since_us >
-                   REFUSED_MS * G_GINT64_CONSTANT(1000)) {
-            return -EROFS;
-        }
-        go_on = wait_event(image, RETRY_MS);
+    } else if (reply.result == -EROFS && ++*refusals > REFUSALS) {
+        return -EROFS;
     } else {
         go_on = wait_event(image, RETRY_MS);
     }
@@ -396,7 +410,7 @@ static int ask_owner(struct pinrbd_image *image,
 static int lock_header(struct pinrbd_image *image)
 {
     struct image_lock *lk = &image->lk;
-    gint64 refused_since_us = 0;
+    unsigned refusals = 0;
     struct lock_owner owner;
     char cookie[sizeof(lk->cookie)];
     uint64_t handle;
@@ -438,7 +452,7 @@ static int lock_header(struct pinrbd_image *image)
             continue;
         } else if (r > 0) {
             say_waiting(image, &owner);
-            r = ask_owner(image, &owner, handle, &refused_since_us);
+            r = ask_owner(image, &owner, handle, &refusals);
             if (r == -EROFS) {
                 g_mutex_lock(&image->lock);
                 snprintf(lk->refused_by, sizeof(lk->refused_by), "client.%"
@@ -455,11 +469,11 @@ static int lock_header(struct pinrbd_image *image)
         } else if (r == 0) {
             r = lock_take(image->md_pool, image->header_oid, cookie, LOCK_TAG,
                           soon());
-            if (r == 0 || r == -EEXIST) {
+            if (r == 0) {
                 break;
             }
-            if (r == -EBUSY) {
-                continue;       /* somebody was faster */
+            if (r == -EBUSY || r == -EEXIST) {
+                continue;       /* somebody was faster, or we were: look */
             }
         }
         (void)can_retry(image, r, "take its lock");
@@ -596,17 +610,29 @@ static void held_now(struct pinrbd_image *image)
     notify_all(image, NOTIFY_ACQUIRED_LOCK, lk->handle);
 }
 
+static unsigned ms_until(gint64 when_us)
+{
+    gint64 left_us = when_us - g_get_monotonic_time();
+
+    return left_us > 0 ? left_us / 1000 + 1 : 0;
+}
+
 /* Make way for whom we gave it to. */
 static void hold_off(struct pinrbd_image *image)
 {
-    g_autoptr(GMutexLocker) locker = g_mutex_locker_new(&image->lock);
     struct image_lock *lk = &image->lk;
 
-    while (!stopping_locked(image) && lk->hold_off_until_us &&
-           g_cond_wait_until(&image->changed, &image->lock,
-                             lk->hold_off_until_us)) {
+    g_mutex_lock(&image->lock);
+    lk->alarmed = false;
+    if (lk->hold_off_until_us) {
+        ptimer_arm(&lk->alarm, ms_until(lk->hold_off_until_us));
+    }
+    while (!stopping_locked(image) && lk->hold_off_until_us && !lk->alarmed) {
+        g_cond_wait(&image->changed, &image->lock);
     }
     lk->hold_off_until_us = 0;
+    g_mutex_unlock(&image->lock);
+    ptimer_cancel(&lk->alarm);
 }
 
 static void acquire(struct pinrbd_image *image)
@@ -824,8 +850,11 @@ void image_lock_heard(struct pinrbd_image *image, const struct notify_msg *m)
                         CHANGED_MS * G_GINT64_CONSTANT(1000);
 
     if (m->op == NOTIFY_HEADER_UPDATE) {
-        if (lk->hold_off_until_us) {
-            lk->hold_off_until_us = MIN(lk->hold_off_until_us, changed_us);
+        if (lk->hold_off_until_us > changed_us) {
+            lk->hold_off_until_us = changed_us;
+            if (lk->state == LOCK_ACQUIRING) {
+                ptimer_arm(&lk->alarm, CHANGED_MS);
+            }
         }
     } else {
         lk->heard++;

@@ -8,6 +8,7 @@
 #include <glib.h>
 
 #include "log.h"
+#include "timer.h"
 #include "watch.h"
 
 struct object_request;
@@ -43,6 +44,8 @@ struct image_lock {
     struct notify_client peer;
     unsigned hold_off_ms;
     gint64 hold_off_until_us;   /* 0: none */
+    struct ptimer alarm;        /* ends a wait of the job */
+    bool alarmed;
     /* who asked for maintenance that we do not do, and until when it counts */
     struct notify_client maintainer;
     unsigned maintainer_ms;
@@ -56,6 +59,8 @@ struct image_lock {
     struct plog_limit failures;
     uint64_t acquired, released;
 };
+
+void image_lock_init(struct pinrbd_image *image);
 
 /*
  * May this image be locked through its connection?  -EBUSY: another image

@@ -223,6 +223,7 @@ static void image_free(struct pinrbd_image *image)
     ptimer_cancel(&image->tick);
     ptimer_cancel(&image->retry);
     ptimer_cancel(&image->unquiesce);
+    ptimer_cancel(&image->lk.alarm);
     watch_clear(&image->watch);
     for (unsigned i = 0; i < QUEUES; i++) {
         queue_clear(&image->queues[i]);

@@ -213,7 +213,7 @@ int image_judge(struct pinrbd_image *image, const struct image_meta *meta,
     int r = revision(meta, image->snap_id, ret_size, &overlap);
 
     if (r < 0) {
-        snprintf(buf, size, "its snapshot does not exist any more");
+        snprintf(buf, size, "has lost the snapshot that was opened");
         return r;
     }
     return image_check_features(meta, writable, buf, size);
@@ -1003,6 +1003,7 @@ void image_follow_init(struct pinrbd_image *image)
     image->retry.fire = retry_fired;
     image->tick.fire = tick_fired;
     image->unquiesce.fire = unquiesce_fired;
+    image_lock_init(image);
     image->watch.message = watch_message;
     image->watch.lost = watch_lost;
     image->watch.regained = watch_regained;

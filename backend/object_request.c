@@ -99,10 +99,15 @@ static bool map_wants(const struct object_request *o,
 /* The map is not ours any more: again, when it is. */
 static void park_for_lock(struct object_request *o)
 {
+    struct pinrbd_image *image = object_image(o);
+
     copyup_put(o);
     object_let_go(o);
     o->phase = OBJECT_PARKED;
-    image_lock_park(object_image(o), o);
+    image_hold(image);          /* the request may be over at once */
+    image_lock_park(image, o);
+    image_lock_lost(image);
+    image_release(image);
 }
 
 /* The object has been changed, or not. */

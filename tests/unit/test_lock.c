@@ -1,0 +1,603 @@
+/* SPDX-License-Identifier: GPL-2.0-or-later */
+/*
+ * The exclusive lock, against other clients that are alive, dead, unwilling or
+ * of another kind.  Its jobs have threads of their own, so a test drives the
+ * stand-in until what it waits for is there.
+ */
+#include "check.h"
+
+#include <errno.h>
+#include <string.h>
+
+#include "cluster.h"
+#include "disk.h"
+#include "fake_timer.h"
+
+#define PEER 4711
+#define PEER_HANDLE 99
+#define PEER_COOKIE "auto 99"
+
+static struct disk d;
+
+static void open_default(void)
+{
+    disk_init(&d, 64 << 10, 12);
+    fake_image_enable(d.img, FAKE_DEFAULT_FEATURES);
+    assert_int_equal(disk_open(&d), 0);
+    fake_require_owner(d.img);
+    fake_log_clear();
+}
+
+static int setup(void **state)
+{
+    open_default();
+    return 0;
+}
+
+static int teardown(void **state)
+{
+    disk_finish(&d);
+    return 0;
+}
+
+/* One turn of the cluster and of the clock. */
+static void turn(void)
+{
+    fake_run();
+    fake_clock_advance(50);
+    g_usleep(20);
+}
+
+#define DRIVE_UNTIL(condition) \
+    do { \
+        for (unsigned turns_ = 0; !(condition); turns_++) { \
+            if (turns_ > 20000) { \
+                fail_msg("it did not come to: %s", #condition); \
+            } \
+            turn(); \
+        } \
+    } while (0)
+
+static bool is_owner(void)
+{
+    struct pinrbd_image_info info = { .size = sizeof(info) };
+
+    pinrbd_image_info(d.image, &info);
+    return info.lock_owner;
+}
+
+static uint64_t our_gid(void)
+{
+    return fake_rados.conn_instance(d.cluster->conn);
+}
+
+static bool we_hold(void)
+{
+    struct fake_locker l;
+
+    return fake_lock_owner(d.img, &l) && l.gid == our_gid();
+}
+
+static void write_start(struct io *io, uint64_t off, uint8_t fill)
+{
+    io_prepare(io, 4096, fill);
+    io_write(&d, io, off);
+}
+
+static int write_result_of(struct io *io)
+{
+    int r;
+
+    DRIVE_UNTIL(io_done(io));
+    r = io->result;
+    io_free(io);
+    return r;
+}
+
+static int write_at(uint64_t off, uint8_t fill)
+{
+    struct io io;
+
+    write_start(&io, off, fill);
+    return write_result_of(&io);
+}
+
+/* Line number of the first line that matches, after line @from. */
+static unsigned line_of(const char *match, unsigned from)
+{
+    for (unsigned i = from; i < fake_log_length(); i++) {
+        if (g_pattern_match_simple(match, fake_log_line(i))) {
+            return i;
+        }
+    }
+    fail_msg("no line '%s' from line %u on", match, from);
+    return 0;
+}
+
+static uint64_t ask_for_it(uint64_t gid)
+{
+    uint8_t m[] = {
+        7, 1, 21, 0, 0, 0, 2, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0,
+        PEER_HANDLE, 0, 0, 0, 0, 0, 0, 0, 0,
+    };
+
+    m[10] = gid;
+    m[11] = gid >> 8;
+    return fake_notify_send_from(d.img->header, gid, m, sizeof(m));
+}
+
+static void say_released(void)
+{
+    uint8_t m[] = {
+        7, 1, 20, 0, 0, 0, 1, 0, 0, 0, PEER & 255, PEER >> 8, 0, 0, 0, 0, 0, 0,
+        PEER_HANDLE, 0, 0, 0, 0, 0, 0, 0,
+    };
+
+    fake_notify_send_from(d.img->header, PEER, m, sizeof(m));
+}
+
+/* A living client has it. */
+static void peer_holds(void)
+{
+    fake_peer_add(d.img->header, PEER, PEER_HANDLE);
+    fake_lock_hold(d.img, PEER, PEER_COOKIE, "internal");
+}
+
+/* ---- having it ------------------------------------------------------------ */
+
+static void test_first_write(void **state)
+{
+    struct fake_locker l;
+    g_autofree char *cookie = NULL;
+    unsigned i;
+
+    assert_false(fake_lock_owner(d.img, NULL));
+    read_expect(&d, 0, 512, 0);
+    assert_false(fake_lock_owner(d.img, NULL));
+
+    assert_int_equal(write_at(0, 1), 0);
+    assert_true(fake_lock_owner(d.img, &l));
+    assert_int_equal(l.gid, our_gid());
+    assert_string_equal(l.tag, "internal");
+    assert_true(g_str_has_prefix(l.cookie, "auto "));
+    assert_true(fake_map_lock_owner(d.img, NULL));
+    /* lock, then what others did, then the map, and only then the write */
+    i = line_of("call rbd_header.img1 lock.lock(*", 0);
+    i = line_of("call rbd_header.img1 *get_snapcontext*", i);
+    i = line_of("call rbd_object_map.img1 lock.lock(*", i);
+    i = line_of("call rbd_object_map.img1 rbd.object_map_load()", i);
+    i = line_of("*assert_locked* + *object_map_update*", i);
+    line_of("*write_full *", i);
+    assert_null(fake_map_check(d.img));
+    DRIVE_UNTIL(fake_log_count("notify * op 0"));
+
+    /* once: the next write goes straight, and only to the object */
+    fake_log_clear();
+    write_now(&d, 512, 512, 2);
+    assert_int_equal(fake_log_length(), 1);
+
+    fake_log_clear();
+    disk_close(&d);
+    i = line_of("call rbd_object_map.img1 lock.unlock(*", 0);
+    i = line_of("call rbd_header.img1 lock.unlock(*", i);
+    i = line_of("notify rbd_header.img1 * op 1", i);
+    line_of("unwatch rbd_header.img1", i);
+    assert_false(fake_lock_owner(d.img, NULL));
+    assert_false(fake_map_lock_owner(d.img, NULL));
+}
+
+/* Whatever fails on the way: one result, nothing left, the map not wrong. */
+static void fail_at_each_step(enum fake_fault_kind kind, int err)
+{
+    unsigned hits, n = 0;
+
+    do {
+        struct io io[3];
+
+        disk_finish(&d);
+        open_default();
+        hits = fake_fault_hits();
+        fake_fault_add(&(struct fake_fault) {
+            .match = "*", .skip = n++, .kind = kind, .err = err,
+        });
+        for (unsigned i = 0; i < 3; i++) {
+            write_start(&io[i], i * 8192, i + 1);
+        }
+        for (unsigned i = 0; i < 3; i++) {
+            int r = write_result_of(&io[i]);
+
+            if (r == 0) {
+                assert_true(fake_map_state(d.img, RADOS_NOSNAP, 2 * i) == 1 ||
+                            d.img->flags);
+            } else {
+                assert_true(r == err || r == -EROFS || r == -EIO);
+            }
+        }
+        disk_close(&d);
+        assert_null(fake_map_check_safe(d.img));
+        assert_int_equal(fake_pending(), 0);
+        assert_int_equal(fake_watchers(d.img->header), 0);
+    } while (fake_fault_hits() != hits);
+    assert_in_range(n, 10, 60);
+}
+
+static void test_failures(void **state)
+{
+    static const int errors[] = {
+        -EIO, -ENOENT, -EBUSY, -ETIMEDOUT, -ECANCELED, -EEXIST,
+    };
+
+    for (size_t i = 0; i < G_N_ELEMENTS(errors); i++) {
+        fail_at_each_step(FAKE_FAIL, errors[i]);
+    }
+    fail_at_each_step(FAKE_FAIL_AFTER, -ETIMEDOUT);
+}
+
+/* ---- living owners -------------------------------------------------------- */
+
+static void test_owner_yields(void **state)
+{
+    peer_holds();
+    fake_map_lock_hold(d.img, PEER);
+    fake_peer_answer(d.img->header, PEER, 2, FAKE_YIELD);
+    assert_int_equal(write_at(0, 1), 0);
+    assert_true(we_hold());
+    assert_int_equal(fake_log_count("notify * op 2"), 1);
+    assert_int_equal(fake_log_count("blocklist *"), 0);
+    assert_null(fake_map_check(d.img));
+}
+
+/* It agrees, works for a while, and then lets go. */
+static void test_owner_takes_its_time(void **state)
+{
+    struct io io;
+
+    peer_holds();
+    fake_peer_answer(d.img->header, PEER, 2, 0);
+    write_start(&io, 0, 1);
+    DRIVE_UNTIL(fake_log_count("notify * op 2") == 2);  /* asked again */
+    assert_int_equal(io_done(&io), 0);
+    fake_lock_drop(d.img);
+    say_released();
+    assert_int_equal(write_result_of(&io), 0);
+    assert_true(we_hold());
+}
+
+static void test_owner_refuses(void **state)
+{
+    peer_holds();
+    fake_peer_answer(d.img->header, PEER, 2, -EROFS);
+    assert_int_equal(write_at(0, 1), -EROFS);
+    assert_false(we_hold());
+    read_expect(&d, 0, 512, 0);
+    /* the next write asks anew */
+    fake_lock_drop(d.img);
+    assert_int_equal(write_at(0, 1), 0);
+}
+
+/* It is there and says nothing: it may be about to; it is not broken. */
+static void test_owner_is_silent(void **state)
+{
+    struct io io;
+
+    peer_holds();
+    write_start(&io, 0, 1);
+    DRIVE_UNTIL(fake_log_count("notify * op 2") > 3);
+    assert_int_equal(fake_log_count("*break_lock*"), 0);
+    fake_peer_answer(d.img->header, PEER, 2, FAKE_YIELD);
+    assert_int_equal(write_result_of(&io), 0);
+}
+
+static void test_another_mechanism(void **state)
+{
+    struct io io;
+
+    fake_lock_hold(d.img, PEER, "mine", "");
+    write_start(&io, 0, 1);
+    DRIVE_UNTIL(fake_log_count("*lock.get_info*") > 2);
+    assert_int_equal(io_done(&io), 0);
+    assert_int_equal(fake_log_count("notify *"), 0);
+    assert_int_equal(fake_log_count("*break_lock*"), 0);
+    fake_lock_drop(d.img);
+    assert_int_equal(write_result_of(&io), 0);
+}
+
+/* ---- dead owners ---------------------------------------------------------- */
+
+static void test_owner_is_dead(void **state)
+{
+    unsigned i;
+
+    fake_lock_hold(d.img, PEER, PEER_COOKIE, "internal");
+    fake_map_lock_hold(d.img, PEER);
+    assert_int_equal(write_at(0, 1), 0);
+    i = line_of("blocklist " FAKE_PEER_ADDRESS "4711", 0);
+    i = line_of("*lock.break_lock*", i);
+    line_of("call rbd_header.img1 lock.lock(*", i);
+    assert_true(we_hold());
+}
+
+static void test_blocklisting_fails(void **state)
+{
+    struct io io;
+
+    fake_lock_hold(d.img, PEER, PEER_COOKIE, "internal");
+    fake_fault_add(&(struct fake_fault) {
+        .match = "blocklist *", .err = -EPERM, .times = 3,
+    });
+    write_start(&io, 0, 1);
+    DRIVE_UNTIL(fake_log_count("blocklist *") == 3);
+    assert_int_equal(fake_log_count("*break_lock*"), 0);
+    assert_int_equal(io_done(&io), 0);
+    assert_int_equal(write_result_of(&io), 0);
+}
+
+/* ---- giving it up --------------------------------------------------------- */
+
+static void test_given_up(void **state)
+{
+    struct io flying, later;
+    uint64_t n;
+    unsigned i;
+
+    assert_int_equal(write_at(0, 1), 0);
+    fake_peer_add(d.img->header, PEER, PEER_HANDLE);
+    fake_log_clear();
+    fake_fault_add(&(struct fake_fault) {
+        .match = "*write_full *", .kind = FAKE_HOLD,
+    });
+    write_start(&flying, 0, 2);
+    n = ask_for_it(PEER);
+    DRIVE_UNTIL(!fake_notify_unacked(n));
+    assert_int_equal(fake_notify_answer(n), 0);
+    for (unsigned k = 0; k < 50; k++) {
+        turn();
+    }
+    assert_true(we_hold());             /* not before the write has ended */
+    write_start(&later, 8192, 3);
+    fake_release("*write_full *");
+    DRIVE_UNTIL(!we_hold());
+    io_expect(&flying, 0);
+    io_free(&flying);
+    i = line_of("call rbd_object_map.img1 lock.unlock(*", 0);
+    i = line_of("call rbd_header.img1 lock.unlock(*", i);
+    line_of("notify rbd_header.img1 * op 1", i);
+
+    /* the other one has it now, and gives it back when asked */
+    if (!fake_lock_owner(d.img, NULL)) {
+        fake_lock_hold(d.img, PEER, PEER_COOKIE, "internal");
+    }
+    fake_peer_answer(d.img->header, PEER, 2, FAKE_YIELD);
+    assert_int_equal(write_result_of(&later), 0);
+    assert_null(fake_map_check(d.img));
+}
+
+static void test_not_the_owner(void **state)
+{
+    uint64_t n = ask_for_it(PEER);
+
+    DRIVE_UNTIL(!fake_notify_unacked(n));
+    assert_int_equal(fake_notify_answer(n), FAKE_EMPTY);
+}
+
+static int exclusive_setup(void **state)
+{
+    static const struct pinrbd_kv policy = { "lock-policy", "exclusive" };
+    struct pinrbd_settings *settings;
+
+    disk_init(&d, 64 << 10, 12);
+    fake_image_enable(d.img, FAKE_DEFAULT_FEATURES);
+    assert_int_equal(pinrbd_settings_load("rbd", "", "disk", NULL, &policy, 1,
+                                          &settings, &d.err), 0);
+    d.o.settings = settings;
+    return 0;
+}
+
+static int exclusive_teardown(void **state)
+{
+    disk_finish(&d);
+    pinrbd_settings_free((struct pinrbd_settings *)d.o.settings);
+    return 0;
+}
+
+static void test_exclusive(void **state)
+{
+    /* Rename of "a" to "b", as rbd asks for it */
+    uint8_t rename[] = {
+        7, 1, 33, 0, 0, 0, 14, 0, 0, 0, 1, 0, 0, 0, 'b',
+        PEER & 255, PEER >> 8, 0, 0, 0, 0, 0, 0,
+        PEER_HANDLE, 0, 0, 0, 0, 0, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0,
+    };
+    uint64_t n;
+
+    /* opening is enough to have it */
+    assert_int_equal(disk_open(&d), 0);
+    assert_true(we_hold());
+    n = ask_for_it(PEER);
+    DRIVE_UNTIL(!fake_notify_unacked(n));
+    assert_int_equal(fake_notify_answer(n), -EROFS);
+    assert_true(we_hold());
+    /* one that wants to do maintenance gets it */
+    rename[2] = sizeof(rename) - 6;
+    n = fake_notify_send_from(d.img->header, PEER, rename, sizeof(rename));
+    DRIVE_UNTIL(!fake_notify_unacked(n));
+    assert_int_equal(fake_notify_answer(n), -EOPNOTSUPP);
+    n = ask_for_it(PEER + 1);
+    DRIVE_UNTIL(!fake_notify_unacked(n));
+    assert_int_equal(fake_notify_answer(n), -EROFS);
+    n = ask_for_it(PEER);
+    DRIVE_UNTIL(!fake_notify_unacked(n));
+    assert_int_equal(fake_notify_answer(n), 0);
+    DRIVE_UNTIL(!we_hold());
+}
+
+static void test_exclusive_against_another(void **state)
+{
+    peer_holds();
+    fake_peer_answer(d.img->header, PEER, 2, -EROFS);
+    assert_int_equal(disk_open(&d), -EBUSY);
+    assert_non_null(strstr(d.err.text, "client.4711"));
+    assert_null(d.image);
+    assert_int_equal(fake_watchers(d.img->header), 0);
+}
+
+/* ---- losing it ------------------------------------------------------------ */
+
+static void test_watch_anew(void **state)
+{
+    struct fake_locker before, after;
+
+    assert_int_equal(write_at(0, 1), 0);
+    assert_true(fake_lock_owner(d.img, &before));
+    fake_lose_watch(d.img->header, -ENOTCONN);
+    DRIVE_UNTIL(fake_lock_owner(d.img, &after) &&
+                strcmp(before.cookie, after.cookie));
+    assert_int_equal(fake_log_count("*set_cookie*"), 1);
+    assert_int_equal(write_at(4096, 2), 0);
+    assert_int_equal(after.gid, our_gid());
+
+    /* the same number again: there is nothing to set, but to look */
+    fake_log_clear();
+    fake_reuse_handle();
+    fake_lose_watch(d.img->header, -ENOTCONN);
+    DRIVE_UNTIL(fake_log_count("call rbd_header.img1 lock.assert*"));
+    assert_int_equal(write_at(8192, 3), 0);
+    assert_int_equal(fake_log_count("*set_cookie*"), 0);
+    assert_null(fake_map_check(d.img));
+}
+
+/* Somebody took it while nobody watched. */
+static void test_taken_away(void **state)
+{
+    assert_int_equal(write_at(0, 1), 0);
+    fake_log_clear();
+    fake_lose_watch(d.img->header, -ENOTCONN);
+    peer_holds();
+    fake_map_lock_hold(d.img, PEER);
+    fake_peer_answer(d.img->header, PEER, 2, FAKE_YIELD);
+    assert_int_equal(write_at(4096, 2), 0);
+    assert_int_equal(fake_log_count("call rbd_object_map.img1 *map_load*"), 1);
+    assert_true(we_hold());
+    assert_null(fake_map_check(d.img));
+}
+
+/* The map's lock alone: it is taken back, for the header's is ours. */
+static void test_map_taken_away(void **state)
+{
+    assert_int_equal(write_at(0, 1), 0);
+    fake_map_lock_hold(d.img, PEER);
+    assert_int_equal(write_at(4096, 2), 0);
+    assert_true(we_hold());
+    assert_null(fake_map_check(d.img));
+    read_expect(&d, 4096, 4096, 2);
+}
+
+static void test_fenced(void **state)
+{
+    struct io io;
+
+    assert_int_equal(write_at(0, 1), 0);
+    fake_blocklist_self();
+    assert_int_equal(write_at(0, 2), -ESHUTDOWN);
+    assert_int_equal(write_at(4096, 2), -ESHUTDOWN);
+    io_prepare(&io, 512, 0);
+    io_read(&d, &io, 0);
+    DRIVE_UNTIL(io_done(&io));
+    io_expect(&io, -ESHUTDOWN);
+    io_free(&io);
+}
+
+/* ---- the rest ------------------------------------------------------------- */
+
+static struct pinrbd_image *second;
+
+static int open_second(struct disk *disk)
+{
+    return pinrbd_image_open(disk->cluster, &disk->o, &second, &disk->err);
+}
+
+static int close_second(struct disk *disk)
+{
+    pinrbd_image_close(second);
+    return 0;
+}
+
+static void test_once_a_connection(void **state)
+{
+    assert_int_equal(disk_call(&d, open_second), -EBUSY);
+    assert_non_null(strstr(d.err.text, "cluster-handle=own"));
+    assert_int_equal(write_at(0, 1), 0);
+    disk_close(&d);
+    assert_int_equal(disk_call(&d, open_second), 0);
+    assert_int_equal(disk_call(&d, close_second), 0);
+}
+
+static void test_feature_off_and_on(void **state)
+{
+    assert_int_equal(write_at(0, 1), 0);
+    fake_peer_add(d.img->header, PEER, PEER_HANDLE);
+    ask_for_it(PEER);
+    DRIVE_UNTIL(!we_hold());
+    d.img->features = PINRBD_FEATURE_LAYERING;
+    fake_map_remove(d.img, RADOS_NOSNAP);
+    fake_image_touch(d.img);
+    fake_notify_send(d.img->header, NULL, 0);
+    DRIVE_UNTIL(!fake_pending());
+    assert_int_equal(write_at(4096, 2), 0);
+    assert_false(is_owner());
+
+    fake_image_enable(d.img, FAKE_DEFAULT_FEATURES);
+    fake_image_touch(d.img);
+    fake_notify_send(d.img->header, NULL, 0);
+    DRIVE_UNTIL(!fake_pending());
+    assert_int_equal(write_at(8192, 3), 0);
+    assert_true(is_owner());
+    assert_null(fake_map_check(d.img));
+}
+
+static void test_inactivate(void **state)
+{
+    assert_int_equal(write_at(0, 1), 0);
+    assert_int_equal(disk_call(&d, do_inactivate), 0);
+    assert_false(fake_lock_owner(d.img, NULL));
+    assert_int_equal(write_at(0, 2), -EROFS);
+    assert_int_equal(disk_call(&d, do_activate), 0);
+    assert_false(fake_lock_owner(d.img, NULL));
+    assert_int_equal(write_at(0, 2), 0);
+    assert_true(we_hold());
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test_setup_teardown(test_first_write, setup, teardown),
+        cmocka_unit_test_setup_teardown(test_failures, setup, teardown),
+        cmocka_unit_test_setup_teardown(test_owner_yields, setup, teardown),
+        cmocka_unit_test_setup_teardown(test_owner_takes_its_time, setup,
+                                        teardown),
+        cmocka_unit_test_setup_teardown(test_owner_refuses, setup, teardown),
+        cmocka_unit_test_setup_teardown(test_owner_is_silent, setup, teardown),
+        cmocka_unit_test_setup_teardown(test_another_mechanism, setup,
+                                        teardown),
+        cmocka_unit_test_setup_teardown(test_owner_is_dead, setup, teardown),
+        cmocka_unit_test_setup_teardown(test_blocklisting_fails, setup,
+                                        teardown),
+        cmocka_unit_test_setup_teardown(test_given_up, setup, teardown),
+        cmocka_unit_test_setup_teardown(test_not_the_owner, setup, teardown),
+        cmocka_unit_test_setup_teardown(test_exclusive, exclusive_setup,
+                                        exclusive_teardown),
+        cmocka_unit_test_setup_teardown(test_exclusive_against_another,
+                                        exclusive_setup, exclusive_teardown),
+        cmocka_unit_test_setup_teardown(test_watch_anew, setup, teardown),
+        cmocka_unit_test_setup_teardown(test_taken_away, setup, teardown),
+        cmocka_unit_test_setup_teardown(test_map_taken_away, setup, teardown),
+        cmocka_unit_test_setup_teardown(test_fenced, setup, teardown),
+        cmocka_unit_test_setup_teardown(test_once_a_connection, setup,
+                                        teardown),
+        cmocka_unit_test_setup_teardown(test_feature_off_and_on, setup,
+                                        teardown),
+        cmocka_unit_test_setup_teardown(test_inactivate, setup, teardown),
+    };
+
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
