@@ -156,7 +156,9 @@ void object_op_change(struct object_request *o, bool hint)
 void object_op_build(struct object_request *o, bool hint)
 {
     object_op_begin(o, RADOS_OP_WRITE | RADOS_OP_ORDERSNAP);
-    o->guarded = object_needs_parent(o);
+    /* a rollback takes away what the snapshot does not have */
+    o->guarded = object_needs_parent(o) &&
+                 o->request->kind != REQUEST_ROLLBACK;
     if (o->guarded) {
         object_op_step(o, RADOS_ASSERT_EXISTS);
     }

@@ -169,7 +169,8 @@ static void test_first_write(void **state)
     i = line_of("*assert_locked* + *object_map_update*", i);
     line_of("*write_full *", i);
     assert_null(fake_map_check(d.img));
-    DRIVE_UNTIL(fake_log_count("notify * op 0"));
+    DRIVE_UNTIL(fake_log_count("ack *"));       /* of our AcquiredLock */
+    DRIVE_UNTIL(!fake_pending());
 
     /* once: the next write goes straight, and only to the object */
     fake_log_clear();
@@ -356,7 +357,7 @@ static void test_given_up(void **state)
     assert_true(we_hold());             /* not before the write has ended */
     write_start(&later, 8192, 3);
     fake_release("*write_full *");
-    DRIVE_UNTIL(!we_hold());
+    DRIVE_UNTIL(!we_hold() && fake_log_count("notify * op 1"));
     io_expect(&flying, 0);
     io_free(&flying);
     i = line_of("call rbd_object_map.img1 lock.unlock(*", 0);
