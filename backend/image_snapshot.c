@@ -372,8 +372,7 @@ static int snapshot_rollback(struct pinrbd_image *image, const char *name,
     }
     meta = image_meta(image);
     s = find_snap(meta, name);
-    r = !s ? -ENOENT : MIN(s->overlap, s->size) != MIN(meta->overlap, s->size)
-        ? -EOPNOTSUPP : 0;
+    r = s ? 0 : -ENOENT;
     if (s) {
         id = s->id;
         size = s->size;
@@ -462,7 +461,5 @@ int pinrbd_image_snap_rollback(struct pinrbd_image *image, const char *name,
     return r == 0 ? 0 : perror_set(reterr, r, "image '%s': cannot roll back "
                                    "to snapshot '%s': %s", image->spec, name,
                                    r == -ENOENT ? "it does not exist" :
-                                   r == -EOPNOTSUPP ? "it needs more of the "
-                                   "parent than the image has now" :
                                    g_strerror(-r));
 }

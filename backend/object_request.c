@@ -391,6 +391,7 @@ void object_write_start(struct object_request *o)
     bool flatten = o->request->kind == REQUEST_FLATTEN;
     struct object_request *waiters = NULL;
     enum object_state state;
+    uint64_t run;
 
     o->removes = object_deallocates(o) && object_is_whole(o) &&
                  (!o->parent_len || o->request->kind == REQUEST_TRIM);
@@ -406,9 +407,10 @@ void object_write_start(struct object_request *o)
         return;
     }
     if ((flatten && !o->parent_len) ||
-        (o->request->kind == REQUEST_TRIM && map &&
-         o->object >= object_map_size(map))) {
-        next = NOTHING;         /* with striping: of the last round, but none */
+        (o->request->kind == REQUEST_TRIM &&
+         striper_unmap(&object_image(o)->layout, o->object, o->off, &run) >=
+         object_meta(o)->size)) {
+        next = NOTHING;         /* with striping: behind the old end */
     } else if (map && object_map_absent(map, o->object)) {
         next = object_needs_parent(o) ? COPYUP :
                nothing_if_absent(o) ? NOTHING : MAP;
