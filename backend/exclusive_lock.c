@@ -124,6 +124,12 @@ static void kick_locked(struct pinrbd_image *image)
     }
 }
 
+void image_lock_needed_locked(struct pinrbd_image *image)
+{
+    image->lk.wanted |= image_has_waiting(image);
+    kick_locked(image);
+}
+
 void image_lock_want(struct pinrbd_image *image)
 {
     g_autoptr(GMutexLocker) locker = g_mutex_locker_new(&image->lock);
@@ -232,10 +238,8 @@ static bool can_retry(struct pinrbd_image *image, int error, const char *doing)
         return false;
     }
     if (plog_limit_pass(&image->lk.failures, LOG_EVERY_MS, &held_back)) {
-        plog(PINRBD_LOG_WARN, "image '%s': cannot %s: %s%s; it is tried "
-             "again, writes wait", image->spec, doing, g_strerror(-error),
-             error == -EPERM || error == -EACCES ?
-             " (the OSD capability `profile rbd' on the pool is needed)" : "");
+        plog(PINRBD_LOG_WARN, "image '%s': cannot %s: %s; it is tried again, "
+             "writes wait", image->spec, doing, g_strerror(-error));
     }
     return wait_event(image, RETRY_MS);
 }
@@ -475,6 +479,12 @@ static int lock_header(struct pinrbd_image *image)
             if (r == -EBUSY || r == -EEXIST) {
                 continue;       /* somebody was faster, or we were: look */
             }
+        }
+        if (r == -EPERM || r == -EACCES) {
+            plog(PINRBD_LOG_ERROR, "image '%s': writes fail without its "
+                 "exclusive lock: %s; the OSD capability `profile rbd' on "
+                 "the pool is needed", image->spec, g_strerror(-r));
+            return r;
         }
         (void)can_retry(image, r, "take its lock");
     }

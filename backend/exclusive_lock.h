@@ -74,6 +74,8 @@ bool image_needs_lock_locked(const struct pinrbd_image *image);
 /* ... and may it go? */
 bool image_may_write_locked(const struct pinrbd_image *image);
 
+/* A lock is needed now and was not before: writes that wait want it. */
+void image_lock_needed_locked(struct pinrbd_image *image);
 /* A write waits; from any thread, does not block. */
 void image_lock_want(struct pinrbd_image *image);
 /* The object map is not ours any more: @o is sent again when it is. */

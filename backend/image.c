@@ -90,6 +90,10 @@ static int find_id(struct pinrbd_image *image, const char *name,
                    image->spec, image->md_pool->ns);
     } else if (r == -ENOENT) {
         fail_open(image, r, reterr, "does not exist");
+    } else if (r == -EPERM || r == -EACCES) {
+        perror_set(reterr, r, "image '%s': not allowed to read its id from "
+                   "object %s; the OSD capability `profile rbd' (or `profile "
+                   "rbd-read-only') on the pool is needed", image->spec, oid);
     } else {
         perror_set(reterr, r, "image '%s': cannot read its id from object "
                    "%s: %s", image->spec, oid, g_strerror(-r));

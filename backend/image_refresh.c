@@ -326,6 +326,7 @@ static void lock_gate_locked(struct pinrbd_image *image,
         gate_locked(image, 0, GATE_LOCK, waiting);
     } else if (image->lk.state != LOCK_HELD || image->lk.check) {
         gate_locked(image, GATE_LOCK, 0, waiting);
+        image_lock_needed_locked(image);
     }
 }
 
