@@ -344,10 +344,11 @@ static bool break_dead(struct pinrbd_image *image,
     r = conn->t->blocklist(conn, owner->address);
     if (r < 0) {
         plog(PINRBD_LOG_ERROR, "image '%s': cannot blocklist client.%" PRIu64
-             " (%s): %s%s; its lock stays and writes wait", image->spec,
+             " (%s): %s%s%s; its lock stays and writes wait", image->spec,
              owner->gid, owner->address, g_strerror(-r),
              r == -EPERM || r == -EACCES ? "; the monitor capability "
-             "`profile rbd' (osd blocklist add) is needed" : "");
+             "`profile rbd' (osd blocklist add) is needed by " : "",
+             r == -EPERM || r == -EACCES ? image_user(image) : "");
         return wait_event(image, FULFIL_MS);
     }
     r = lock_break(image->md_pool, image->header_oid, owner, soon());
@@ -482,8 +483,9 @@ static int lock_header(struct pinrbd_image *image)
         }
         if (r == -EPERM || r == -EACCES) {
             plog(PINRBD_LOG_ERROR, "image '%s': writes fail without its "
-                 "exclusive lock: %s; the OSD capability `profile rbd' on "
-                 "the pool is needed", image->spec, g_strerror(-r));
+                 "exclusive lock: %s; %s needs the OSD capability `profile "
+                 "rbd' on the pool", image->spec, g_strerror(-r),
+                 image_user(image));
             return r;
         }
         (void)can_retry(image, r, "take its lock");

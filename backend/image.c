@@ -92,8 +92,9 @@ static int find_id(struct pinrbd_image *image, const char *name,
         fail_open(image, r, reterr, "does not exist");
     } else if (r == -EPERM || r == -EACCES) {
         perror_set(reterr, r, "image '%s': not allowed to read its id from "
-                   "object %s; the OSD capability `profile rbd' (or `profile "
-                   "rbd-read-only') on the pool is needed", image->spec, oid);
+                   "object %s; %s needs the OSD capability `profile rbd' (or "
+                   "`profile rbd-read-only') on the pool", image->spec, oid,
+                   image_user(image));
     } else {
         perror_set(reterr, r, "image '%s': cannot read its id from object "
                    "%s: %s", image->spec, oid, g_strerror(-r));
@@ -190,8 +191,8 @@ static int start_watch(struct pinrbd_image *image, gint64 deadline_us,
 
     if (r == -EPERM || r == -EACCES) {
         perror_set(reterr, r, "image '%s': not allowed to watch its header; "
-                   "writing needs the OSD capability `profile rbd' on the "
-                   "pool", image->spec);
+                   "for writing, %s needs the OSD capability `profile rbd' on "
+                   "the pool", image->spec, image_user(image));
     } else if (r == -ENOENT) {
         perror_set(reterr, r, "image '%s': object %s does not exist",
                    image->spec, image->header_oid);

@@ -84,6 +84,8 @@ struct pinrbd_image {
 };
 
 uint64_t image_gid(const struct pinrbd_image *image);
+/* client.NAME, for messages about what it may not do. */
+const char *image_user(const struct pinrbd_image *image);
 /* Send @m to the watchers and wait; as rados_notify_sync(). */
 int image_notify(struct pinrbd_image *image, const struct notify_msg *m,
                  GByteArray *reply);

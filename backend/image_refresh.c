@@ -164,6 +164,13 @@ uint64_t image_gid(const struct pinrbd_image *image)
     return conn->t->conn_instance(conn);
 }
 
+const char *image_user(const struct pinrbd_image *image)
+{
+    struct rados_conn *conn = image->cluster->conn;
+
+    return conn->t->conn_user(conn);
+}
+
 int image_notify(struct pinrbd_image *image, const struct notify_msg *m,
                  GByteArray *reply)
 {

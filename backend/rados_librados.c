@@ -829,6 +829,11 @@ static uint64_t conn_instance(struct rados_conn *conn)
     return ((struct conn *)conn)->instance;
 }
 
+static const char *conn_user(struct rados_conn *conn)
+{
+    return ((struct conn *)conn)->user;
+}
+
 static const char *conn_fsid(struct rados_conn *conn)
 {
     return ((struct conn *)conn)->fsid;
@@ -996,6 +1001,7 @@ const struct rados_transport rados_librados = {
     .conn_connect = conn_connect,
     .conn_free = conn_free,
     .conn_instance = conn_instance,
+    .conn_user = conn_user,
     .conn_fsid = conn_fsid,
     .conn_address = conn_address,
     .conn_option = conn_option,

@@ -164,6 +164,7 @@ struct rados_transport {
     int (*conn_connect)(struct rados_conn *c, struct pinrbd_error *reterr);
     void (*conn_free)(struct rados_conn *c);
     uint64_t (*conn_instance)(struct rados_conn *c);
+    const char *(*conn_user)(struct rados_conn *c);     /* client.NAME */
     const char *(*conn_fsid)(struct rados_conn *c);
     const char *(*conn_address)(struct rados_conn *c);
     /* Effective value of a Ceph option as text; -ENOENT. */

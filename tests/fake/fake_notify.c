@@ -275,6 +275,8 @@ void fake_notify(struct rados_pool *pool, struct rados_notify *n)
 
 void fake_notify_release(struct rados_notify *n)
 {
+    g_autoptr(GMutexLocker) locker = g_mutex_locker_new(&fake_mutex);
+
     g_free((void *)n->reply.data);
     n->reply = (struct rados_blob) { NULL, 0 };
 }

@@ -105,6 +105,11 @@ static uint64_t fake_conn_instance(struct rados_conn *conn)
     return ((struct conn *)conn)->client.gid;
 }
 
+static const char *fake_conn_user(G_GNUC_UNUSED struct rados_conn *c)
+{
+    return "client.admin";
+}
+
 static const char *fake_conn_fsid(G_GNUC_UNUSED struct rados_conn *conn)
 {
     return "00000000-1111-2222-3333-444444444444";
@@ -390,6 +395,7 @@ const struct rados_transport fake_rados = {
     .conn_connect = fake_conn_connect,
     .conn_free = fake_conn_free,
     .conn_instance = fake_conn_instance,
+    .conn_user = fake_conn_user,
     .conn_fsid = fake_conn_fsid,
     .conn_address = fake_conn_address,
     .conn_option = fake_conn_option,

@@ -164,7 +164,7 @@ ceph auth get-or-create client.reader mon 'profile rbd' \
     osd "profile rbd-read-only pool=$pool" > "$tmp/reader.keyring"
 reader="$good:id=reader:keyring=$tmp/reader.keyring"
 assert_fails_with "image '$pool/image': not allowed to watch its header; \
-writing needs the OSD capability \`profile rbd' on the pool" \
+for writing, client.reader needs the OSD capability \`profile rbd' on the pool" \
     ours limited qemu-io -f raw -c quit "$reader"
 ours limited qemu-io -r -f raw -c 'read -P 0 0 1M' "$reader"
 

@@ -3,8 +3,9 @@
 #
 # An image that cannot be used is refused with one sentence that names it and
 # the reason: what does not exist, format 1, each way in which a header can be
-# corrupt, features that we would not keep valid, clones. qemu-io, qemu-img
-# and `pinrbd info' say the same, end with status 1, and change nothing.
+# corrupt, features that we would not keep valid, clones without their parents.
+# qemu-io, qemu-img and `pinrbd info' say the same, end with status 1, and
+# change nothing.
 . "$(dirname "${BASH_SOURCE[0]}")/../lib/functions.sh"
 requires_module
 use_cluster
@@ -233,27 +234,37 @@ def keeps(name, features):
                   'read-only', None))
 
 
-for name, features, names in (
-        ('lock', LOCK, 'exclusive-lock'),
-        ('diff', LOCK | MAP | DIFF, 'exclusive-lock, object-map, fast-diff'),
-        ('usual', LOCK | MAP | DIFF | DEEP,
-         'exclusive-lock, object-map, fast-diff'),
-        ('journal', LOCK | JOURNAL, 'exclusive-lock, journaling')):
+# What `rbd create' makes, and less of it, is as good as none.
+for name, features in (('lock', LOCK), ('diff', LOCK | MAP | DIFF),
+                       ('usual', LOCK | MAP | DIFF | DEEP)):
     image(name, LAYERING | features)
-    keeps(name, names)
+    CASES.append((name, None, None))
 # librbd does not make these two at a wish.
-for name, features, names in (('map', LOCK | MAP,
-                               'exclusive-lock, object-map'),
-                              ('secondary', SECONDARY, 'non-primary')):
-    set_value(image(name), 'features', u64(LAYERING | features))
-    keeps(name, names)
+set_value(image('map'), 'features', u64(LAYERING | LOCK | MAP))
+CASES.append(('map', None, None))
+set_value(image('secondary'), 'features', u64(LAYERING | SECONDARY))
+keeps('secondary', 'non-primary')
+image('journal', LAYERING | LOCK | JOURNAL)
+keeps('journal', 'journaling')
+
+# Mirrored by snapshots: the primary is ours to write, the other is not.
+rbd.RBD().mirror_mode_set(io, rbd.RBD_MIRROR_MODE_IMAGE)
+for name in 'primary', 'demoted':
+    image(name, LAYERING | LOCK | MAP | DIFF)
+    with rbd.Image(io, name) as i:
+        i.mirror_image_enable(rbd.RBD_MIRROR_IMAGE_MODE_SNAPSHOT)
+        if name == 'demoted':
+            i.mirror_image_demote()
+CASES.append(('primary', None, None))
+keeps('demoted', 'non-primary')
 
 for name, features, names, names_writing in (
         ('dirty', LAYERING | DIRTY, 'dirty-cache', None),
         ('bit-20', LAYERING | 1 << 20, 'unknown bit 20', None),
         ('bit-63', 1 << 63, 'unknown bit 63', None),
-        ('bit-12-lock', LOCK | 1 << 12, 'unknown bit 12',
-         'exclusive-lock, unknown bit 12')):
+        ('bit-12-lock', LOCK | 1 << 12, 'unknown bit 12', None),
+        ('bit-12-journal', LOCK | JOURNAL | 1 << 12, 'unknown bit 12',
+         'journaling, unknown bit 12')):
     set_value(image(name), 'features', u64(features))
     front = f"image '{POOL}/{name}' has features that are not supported "
     refused(name, f'{front}({names})', f'{front}({names_writing or names})')
@@ -265,17 +276,73 @@ refused('target', f"image '{POOL}/target' has features that are not "
 # It is in the trash meanwhile.
 refused('source', f"image '{POOL}/source' does not exist")
 
-image('base')
+# --- clones -------------------------------------------------------------------
+
+
+def clone(name, parent='base', snap='snap'):
+    rbd.RBD().clone(io, parent, snap, io, name, LAYERING)
+    with rbd.Image(io, name) as i:
+        return i.id()
+
+
+def parent_record(pool, image_id, snap_id):
+    body = struct.pack('<q', pool) + text('') + text(image_id) + \
+        struct.pack('<QBQ', snap_id, 1, 4 * M)
+    return struct.pack('<BBI', 2, 2, len(body)) + body
+
+
+def parent_of(name, pool, image_id, snap_id, reason):
+    """A clone that is refused for its parent."""
+    where = POOL if pool == here else pool
+    refused(name, f"image '{where}/{image_id}@{snap_id}, parent of "
+            f"{POOL}/{name}'{reason}")
+
+
+def other_parent(name, pool, image_id, snap_id, reason):
+    set_value(f'rbd_header.{clone(name)}', 'parent',
+              parent_record(pool, image_id, snap_id))
+    parent_of(name, pool, image_id, snap_id, reason)
+
+
+base = image('base').partition('.')[2]
 with rbd.Image(io, 'base') as i:
     i.create_snap('snap')
     i.protect_snap('snap')
+    snap = i.snap_get_id('snap')
+here = c.pool_lookup(POOL)
 for name in 'clone', 'flat':
-    rbd.RBD().clone(io, 'base', 'snap', io, name, LAYERING)
+    clone(name)
 with rbd.Image(io, 'flat') as i:
     i.flatten()
-refused('clone', f"image '{POOL}/clone' is a clone whose parent is still "
-        "needed, which is not supported; `rbd flatten' makes it independent")
-CASES += [('flat', None, None), ('base', None, None)]
+CASES += [(name, None, None) for name in ('clone', 'flat', 'base')]
+other_parent('no-pool', 99999, base, snap,
+             ': cannot open its pool: No such file or directory')
+other_parent('no-parent', here, 'feed', snap,
+             ': object rbd_header.feed does not exist')
+other_parent('no-snap', here, base, 77,
+             ' has lost the snapshot that was opened')
+
+# A chain without an end, of one.
+self_id = clone('self')
+with rbd.Image(io, 'self') as i:
+    i.create_snap('mine')
+    set_value(f'rbd_header.{self_id}', 'parent',
+              parent_record(here, self_id, i.snap_get_id('mine')))
+refused('self', f"image '{POOL}/self': its chain of "
+        'parents has more than 64 images')
+
+# What is wrong with a parent is wrong with its clones.
+for name, bit, names in (('bad', 1 << 20, 'unknown bit 20'),
+                         ('dirt', DIRTY, 'dirty-cache')):
+    header = image(name)
+    with rbd.Image(io, name) as i:
+        i.create_snap('snap')
+        i.protect_snap('snap')
+        snap = i.snap_get_id('snap')
+    clone(f'of-{name}', name)
+    set_value(header, 'features', u64(LAYERING | bit))
+    parent_of(f'of-{name}', here, header.partition('.')[2], snap,
+              f' has features that are not supported ({names})')
 
 # --- ask ----------------------------------------------------------------------
 

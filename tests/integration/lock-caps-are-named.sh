@@ -9,7 +9,7 @@
 . "$(dirname "${BASH_SOURCE[0]}")/../lib/functions.sh"
 requires qemu-storage-daemon rbd
 requires_module
-own_cluster --osds 1 --watch-timeout 4
+own_cluster --osds 1 --watch-timeout 4 --conf 'objecter tick interval = 1'
 new_pool pool
 
 export pool cluster
@@ -87,13 +87,14 @@ with Qemu.storage_daemon() as qsd:
             assert name != 'noclass', 'opened without the right to read'
             disk = qsd.nbd(name)
             expect('EPERM', errno_of(disk.write, 0, b'!' * 512), name)
+            # Reading does not need it.
             expect(bytes(512), disk.read(0, 512))
             disk.close()
             qsd.cmd('blockdev-del', node_name=name)
             said = qsd.log()[log:]
         print(f'{name}: {said}')
-        assert f"'{POOL}/j'" in said and f'client.{name}' in said and \
-            'osd' in said and 'profile rbd' in said, said
+        assert f"image '{POOL}/j'" in said and \
+            'OSD capability `profile rbd' in said, said
     expect(None, owner_of(POOL, 'j'))
 for name in 'i', 'j':
     sound(POOL, name)

@@ -10,7 +10,7 @@
 . "$(dirname "${BASH_SOURCE[0]}")/../lib/functions.sh"
 requires qemu-storage-daemon rados
 requires_module
-own_cluster --osds 1 --watch-timeout 8
+own_cluster --osds 1 --watch-timeout 8 --conf 'objecter tick interval = 1'
 new_pool pool
 
 export pool
@@ -19,6 +19,7 @@ import errno
 import os
 import re
 import signal
+import struct
 import time
 
 from peers import (REQUEST, Librbd, Notifies, blocklist, connect, create,
@@ -94,7 +95,7 @@ with Qemu.storage_daemon() as qsd, Qemu.storage_daemon() as other, \
         assert not load.error, load.error
         expect(errno.ESHUTDOWN, load.failed)
         for slot, number in enumerate(load.acked):
-            found = int.from_bytes(after[name][slot * 4096:][:8], 'little')
+            found = struct.unpack_from('<Q', after[name], slot * 4096)[0]
             assert found >= number or slot == 0, \
                 f'slot {slot}: {number} was written, {found} is there'
         for handle in queued[name]:

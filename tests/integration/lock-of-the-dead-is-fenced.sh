@@ -9,7 +9,7 @@
 . "$(dirname "${BASH_SOURCE[0]}")/../lib/functions.sh"
 requires qemu-storage-daemon rados
 requires_module
-own_cluster --osds 1 --watch-timeout 5
+own_cluster --osds 1 --watch-timeout 5 --conf 'objecter tick interval = 1'
 new_pool pool
 
 export pool

@@ -15,11 +15,10 @@ new_pool pool
 export pool
 qemu_python <<'PY'
 import os
-import re
 
 import rbd
-from peers import (connect, create, fails, lock_of, owner_of, sound, tool)
-from qemu import Load, Nbd, Qemu, QmpError, errno_of, expect, wait_for
+from peers import connect, create, fails, lock_of, owner_of, sound, tool
+from qemu import Load, Nbd, Qemu, QmpError, errno_of, expect
 
 POOL = os.environ['pool']
 M = 1 << 20
@@ -39,25 +38,28 @@ with Qemu.storage_daemon(env=ours) as vm, \
     load = Load(Nbd(vm, 'n'), 2000)
     load.beat()
 
-    # A second VM; to look on is allowed.
-    try:
-        second.add(node_name='n', pool=POOL, image='i')
-    except QmpError as e:
-        print(e)
-        assert f"'{SPEC}'" in str(e) and owner in str(e) and \
-            address in str(e), str(e)
-    else:
-        raise AssertionError('a second VM could open it')
-    second.add(node_name='r', pool=POOL, image='i', read_only=True)
-    second.cmd('blockdev-del', node_name='r')
-    expect(owner, owner_of(POOL, 'i'))
-
-    # Other writers: one of ours that cooperates, librbd, `rbd`.
+    # A second VM, and one of ours that would cooperate: both ask for a while.
+    second.send('blockdev-add', driver='rbd', node_name='n', pool=POOL,
+                image='i')
     writer.add(node_name='n', pool=POOL, image='i')
     with writer.nbd('n') as other:
         expect('EPERM', errno_of(other.write, 15 * M, b'other' + bytes(507)))
     writer.cmd('blockdev-del', node_name='n')
-    assert owner in writer.log(), writer.log()
+    try:
+        second.receive()
+    except QmpError as e:
+        said = str(e)
+    else:
+        raise AssertionError('a second VM could open it')
+    print(said)
+    for text in said, writer.log():
+        assert f"'{SPEC}'" in text and owner in text and address in text, text
+    # To look on is allowed.
+    second.add(node_name='r', pool=POOL, image='i', read_only=True)
+    second.cmd('blockdev-del', node_name='r')
+    expect(owner, owner_of(POOL, 'i'))
+
+    # Other clients.
     with rbd.Image(io, 'i') as image:
         try:
             image.write(b'librbd', 15 * M)
@@ -84,9 +86,6 @@ with Qemu.storage_daemon(env=ours) as vm, \
         load.beat()
         expect(owner, owner_of(POOL, 'i'), f'the owner after {argv}')
     expect('value', tool('rbd', 'image-meta', 'get', SPEC, 'key').strip())
-    wait_for('the size is seen', lambda: 18 * M == vm.cmd(
-        'query-named-block-nodes')[0]['image']['virtual-size'])
-
     # What was done for maintenance has not opened the door.
     fails('Read-only file system', 'rbd', 'bench', '--io-type', 'write',
           '--io-size', '4K', '--io-total', '64K', SPEC)
@@ -99,6 +98,7 @@ with Qemu.storage_daemon(env=ours) as vm, \
     second.add(node_name='n', pool=POOL, image='i')
     assert owner_of(POOL, 'i') not in (None, owner)
     with second.nbd('n') as disk:
+        expect(18 * M, disk.size)
         load.check(lambda off, n: b''.join(
             disk.read(off + i, min(M, n - i)) for i in range(0, n, M)))
 sound(POOL, 'i')

@@ -16,6 +16,7 @@ export pool
 qemu_python <<'PY'
 import errno
 import os
+import struct
 
 import rbd
 from peers import (Librbd, connect, create, header_of, lock_of, owner_of,
@@ -75,7 +76,7 @@ for name in 'blocklist', 'lock-rm':
             image.write(b'others', 4096 * 3000)
             data = image.read(0, 4096 * 3000)
             for slot, number in enumerate(load.acked):
-                found = int.from_bytes(data[slot * 4096:][:8], 'little')
+                found = struct.unpack_from('<Q', data, slot * 4096)[0]
                 assert found >= number or slot == 0, \
                     f'slot {slot}: {number} was written, {found} is there'
         load.disk.close(end_export=False)

@@ -6,7 +6,8 @@
 #
 # Each image has a twin. Random requests go to the image through our driver
 # and to the twin through librbd; then librbd reads both. After that librbd
-# changes both, and our driver reads the image. A seed can be given as
+# changes both, and our driver reads the image. Half of the layouts have the
+# features that `rbd create' gives, the others none. A seed can be given as
 # argument; it is printed.
 . "$(dirname "${BASH_SOURCE[0]}")/../lib/functions.sh"
 requires qemu-storage-daemon
@@ -24,31 +25,34 @@ import sys
 
 import rados
 import rbd
+from peers import DEFAULT, sound
 from qemu import Qemu, expect
 
 SEED = int(sys.argv[1]) if sys.argv[1] else random.randrange(1 << 32)
 print(f'seed {SEED}')
 K, M = 1 << 10, 1 << 20
 POOL, DATA = os.environ['pool'], os.environ['data']
+PLAIN = rbd.RBD_FEATURE_LAYERING
 LAYOUTS = {
-    # name: size, order, stripe unit, stripe count, data pool, namespace
-    'order-12': (512 * K + 3 * K, 12, 0, 0, None, ''),
-    'order-20': (5 * M + 512, 20, 0, 0, None, ''),
-    'order-22': (13 * M, 22, 0, 0, None, ''),
-    'order-25': (66 * M + 4 * K, 25, 0, 0, None, ''),
-    'stripes-64K-4': (9 * M, 20, 64 * K, 4, None, ''),
-    'stripes-4K-3': (1 * M, 14, 4 * K, 3, None, ''),
-    'stripes-1M-5': (14 * M, 21, 1 * M, 5, None, ''),
-    'data-pool': (9 * M, 22, 0, 0, DATA, ''),
-    'namespace': (9 * M, 22, 0, 0, None, 'space'),
-    'all-of-it': (5 * M, 18, 32 * K, 3, DATA, 'space'),
+    # name: size, order, stripe unit, stripe count, data pool, namespace,
+    #       features
+    'order-12': (512 * K + 3 * K, 12, 0, 0, None, '', DEFAULT),
+    'order-20': (5 * M + 512, 20, 0, 0, None, '', PLAIN),
+    'order-22': (13 * M, 22, 0, 0, None, '', DEFAULT),
+    'order-25': (66 * M + 4 * K, 25, 0, 0, None, '', PLAIN),
+    'stripes-64K-4': (9 * M, 20, 64 * K, 4, None, '', PLAIN),
+    'stripes-4K-3': (1 * M, 14, 4 * K, 3, None, '', DEFAULT),
+    'stripes-1M-5': (14 * M, 21, 1 * M, 5, None, '', PLAIN),
+    'data-pool': (9 * M, 22, 0, 0, DATA, '', DEFAULT),
+    'namespace': (9 * M, 22, 0, 0, None, 'space', PLAIN),
+    'all-of-it': (5 * M, 18, 32 * K, 3, DATA, 'space', DEFAULT),
 }
 cluster = rados.Rados(conffile='')
 cluster.connect()
 
 
 class Layout:
-    def __init__(self, name, size, order, unit, count, data, ns):
+    def __init__(self, name, size, order, unit, count, data, ns, features):
         self.name, self.size, self.ns, self.data = name, size, ns, data
         self.object_size = 1 << order
         self.unit = unit or self.object_size
@@ -57,7 +61,7 @@ class Layout:
         self.io.set_namespace(ns)
         for image in (name, name + '.twin'):
             rbd.RBD().create(self.io, image, size, order, False,
-                             rbd.RBD_FEATURE_LAYERING, unit, count, data)
+                             features, unit, count, data)
         self.image = rbd.Image(self.io, name)
         self.twin = rbd.Image(self.io, name + '.twin')
 
@@ -179,5 +183,7 @@ with Qemu.storage_daemon() as qsd:
         qsd.cmd('blockdev-del', node_name=name)
         l.image.close()
         l.twin.close()
+        if values[-1] == DEFAULT:
+            sound('/'.join(x for x in (POOL, l.ns) if x), name)
         print(f'{name}: equal')
 PY

@@ -4,6 +4,7 @@
 # qemu-img creates, shows, converts, compares, maps and measures through us
 # as through QEMU's own driver, and Ceph's tools accept the images it makes.
 . "$(dirname "${BASH_SOURCE[0]}")/../lib/functions.sh"
+requires jq
 requires_module
 use_cluster
 new_pool pool
@@ -28,7 +29,7 @@ create() { # OPTIONS-OF-RBD QEMU-IMG-OPTIONS...
     shift
     img create -q -f raw "rbd:$pool/new" "$@"
     # shellcheck disable=SC2086 # several options
-    rbd create "$pool/ref" --image-feature layering $options
+    rbd create "$pool/ref" $options
     assert_eq "$(info_of "$pool/ref")" "$(info_of "$pool/new")" "create $*"
     rbd rm --no-progress "$pool/ref"
     # One that we made, stock QEMU and librbd use, and remove.
@@ -40,6 +41,14 @@ create() { # OPTIONS-OF-RBD QEMU-IMG-OPTIONS...
     rbd rm --no-progress "$pool/new"
 }
 create '--size 1M' 1M
+assert_match 'exclusive-lock, object-map, fast-diff, deep-flatten' \
+    "$(img create -q -f raw "rbd:$pool/f" 1M; rbd info "$pool/f")"
+rbd rm --no-progress "$pool/f"
+printf '[client]\nrbd default features = %s\n' layering > "$tmp/extra"
+cat "$CEPH_CONF" "$tmp/extra" > "$tmp/conf"
+img create -q -f raw "rbd:$pool/f:conf=$tmp/conf" 1M
+assert_match 'features: layering$' "$(rbd info "$pool/f")"
+rbd rm --no-progress "$pool/f"
 create '--size 6M --object-size 4K' -o cluster_size=4k 6M
 create '--size 6M --object-size 32M' -o cluster_size=32M 6M
 # Sizes are rounded up to sectors.
@@ -110,10 +119,21 @@ img compare "rbd:$pool/copy" "rbd:$pool/space/new" > "$tmp/out" || rc=$?
 assert_eq 1 "$rc" 'status of compare'
 assert_match 'Content mismatch at offset 0' "$(< "$tmp/out")"
 
-# All is data for now; nothing else may be claimed.
+# Without the lock the object map may be old: all is data.
 assert_eq "[{ \"start\": 0, \"length\": 10486272, \"depth\": 0, \"present\": \
 true, \"zero\": false, \"data\": true, \"offset\": 0}]" \
     "$(img map --output=json "rbd:$pool/copy")"
+# That of a snapshot never is: whole objects that the source has not.
+img convert -f raw -O raw -o cluster_size=1M "$tmp/source" "rbd:$pool/sparse"
+rbd snap create --no-progress "$pool/sparse@s"
+img map --output=json "rbd:$pool/sparse@s" > "$tmp/out"
+assert_eq '0 2097152 true
+2097152 1048576 false
+3145728 2097152 true
+5242880 4194304 false
+9437184 1048576 true
+10485760 512 false' "$(jq -r '.[] | "\(.start) \(.length) \(.data)"' \
+    "$tmp/out")"
 
 for options in '-s 4k -d 16' '-w -s 4k -d 16' '-w -s 64k -d 4 -S 1234567' \
     '-w -s 4k -d 4 --flush-interval=12'; do

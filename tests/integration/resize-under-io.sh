@@ -3,8 +3,9 @@
 #
 # An image that another client resizes while we write to it: what it gained
 # can be used after block_resize, what it lost gives errors and nothing else,
-# and a size of ours that is old never cuts it. Several clients that grow it
-# at once do not undo each other's work.
+# and a size of ours that is old never cuts it. So it is without any features
+# and, the owner of the lock being asked to do it, with all usual ones. QEMU
+# grows and cuts images itself, two of them at once, too.
 . "$(dirname "${BASH_SOURCE[0]}")/../lib/functions.sh"
 requires qemu-storage-daemon
 requires_module
@@ -17,19 +18,18 @@ import os
 import subprocess
 import threading
 
-import rados
 import rbd
-from qemu import Nbd, Qemu, QmpError, environment, errno_of, expect, wait_for
+from peers import DEFAULT, connect, sound
+from qemu import Nbd, Qemu, environment, errno_of, expect, wait_for
 
 POOL = os.environ['pool']
 M = 1 << 20
-c = rados.Rados(conffile='')
-c.connect()
-io = c.open_ioctx(POOL)
+PLAIN = rbd.RBD_FEATURE_LAYERING
+c, io = connect(POOL)
 
 
-def create(name, size):
-    rbd.RBD().create(io, name, size, 20, False, rbd.RBD_FEATURE_LAYERING)
+def create(name, size, features=DEFAULT):
+    rbd.RBD().create(io, name, size, 20, False, features)
     return rbd.Image(io, name)
 
 
@@ -73,57 +73,74 @@ class Writes(threading.Thread):
 
 # --- grown and shrunk by another client, under writes -----------------------
 
-image = create('i', 8 * M)
-image.write(b'old' * 1000, 5 * M)
-with Qemu.storage_daemon() as qsd:
-    qsd.add(node_name='n', pool=POOL, image='i')
-    with qsd.nbd('n') as disk:
-        writes = Writes(disk)
-        writes.start()
-        writes.some()
 
-        image.resize(12 * M)
-        writes.some()
-        writes.end()
-    # An NBD export does not allow to change its node's size.
-    qsd.cmd('block_resize', node_name='n', size=12 * M)
-    expect(12 * M, node_size(qsd, 'n'), 'size after growing')
-    expect(12 * M, image.size(), 'size in the header')
-    with qsd.nbd('n') as disk:
-        expect(12 * M, disk.size, 'size of the export')
-        second = Nbd(qsd, 'n')  # a thread each
-        writes = Writes(second)
-        writes.start()
-        disk.write(11 * M, b'new' * 1000)
-        expect(b'new' * 1000, image.read(11 * M, 3000))
-        # Cut it behind our back: block layer and NBD still believe in 12 MiB.
-        image.resize(3 * M)
-        writes.some()
-        writes.end()
-        second.close(end_export=False)
-        expect(b'\0' * 4096, disk.read(2 * M, 4096))
-        expect('EINVAL', errno_of(disk.read, 5 * M, 4096), 'read')
-        expect('EINVAL', errno_of(disk.write, 5 * M, b'x' * 4096), 'write')
-        expect('EINVAL', errno_of(disk.write, 3 * M - 512, b'x' * 1024),
-               'write across the end')
-        expect('EINVAL', errno_of(disk.zeroes, 5 * M, 4096), 'zeroes')
-        disk.write(3 * M - 512, b'x' * 512)
-        disk.flush()
-        expect(3 * M, image.size(), 'the size is still what was set')
+def resized(name, features):
+    image = create(name, 8 * M, features)
+    image.write(b'old' * 1000, 5 * M)
+    with Qemu.storage_daemon() as qsd:
+        qsd.add(node_name='n', pool=POOL, image=name)
+        with qsd.nbd('n') as disk:
+            writes = Writes(disk)
+            writes.start()
+            writes.some()
 
-        # Grown again it is empty where it was cut, and writable.
-        image.resize(9 * M)
-        expect(b'\0' * 4096, disk.read(5 * M, 4096), 'what was cut')
-        disk.write(8 * M - 512, b'y' * 512)
-        expect(b'y' * 512, image.read(8 * M - 512, 512))
-    qsd.fails(f"image '{POOL}/i': shrinking to {7 * M} bytes is not "
-              'supported; use `rbd resize --allow-shrink\'',
-              'block_resize', node_name='n', size=7 * M)
-    expect(9 * M, image.size(), 'the size after refusing')
-    log = qsd.log()
-    assert (f"image '{POOL}/i': read of 4096 bytes at {5 * M} failed: "
-            'Invalid argument') in log, log
-image.close()
+            image.resize(12 * M)
+            writes.some()
+            writes.end()
+        # An NBD export does not allow to change its node's size.
+        qsd.cmd('block_resize', node_name='n', size=12 * M)
+        expect(12 * M, node_size(qsd, 'n'), 'size after growing')
+        expect(12 * M, image.size(), 'size in the header')
+        with qsd.nbd('n') as disk:
+            expect(12 * M, disk.size, 'size of the export')
+            second = Nbd(qsd, 'n')  # a thread each
+            writes = Writes(second)
+            writes.start()
+            disk.write(11 * M, b'new' * 1000)
+            expect(b'new' * 1000, image.read(11 * M, 3000))
+            # Cut it behind our back: block layer and NBD still believe in 12 MiB.
+            image.resize(3 * M)
+            writes.some()
+            writes.end()
+            second.close(end_export=False)
+            expect(b'\0' * 4096, disk.read(2 * M, 4096))
+            expect('EINVAL', errno_of(disk.read, 5 * M, 4096), 'read')
+            expect('EINVAL', errno_of(disk.write, 5 * M, b'x' * 4096), 'write')
+            expect('EINVAL', errno_of(disk.write, 3 * M - 512, b'x' * 1024),
+                   'write across the end')
+            expect('EINVAL', errno_of(disk.zeroes, 5 * M, 4096), 'zeroes')
+            disk.write(3 * M - 512, b'x' * 512)
+            disk.flush()
+            expect(3 * M, image.size(), 'the size is still what was set')
+
+            # Grown again it is empty where it was cut, and writable.
+            image.resize(9 * M)
+            expect(b'\0' * 4096, disk.read(5 * M, 4096), 'what was cut')
+            disk.write(8 * M - 512, b'y' * 512)
+            # librbd clips reads to the size it knows; asking makes it look.
+            expect(9 * M, image.size())
+            expect(b'y' * 512, image.read(8 * M - 512, 512))
+            disk.write(6 * M, b'z' * M)
+        # By us, below what was written.
+        qsd.cmd('block_resize', node_name='n', size=6 * M + 512)
+        expect(6 * M + 512, image.size(), 'the size we set')
+        expect(b'z' * 512, image.read(6 * M, 512))
+        qsd.cmd('block_resize', node_name='n', size=7 * M)
+        expect(7 * M, image.size(), 'the size we set')
+        cut = b'z' * 512 + bytes(M - 512)
+        assert image.read(6 * M, M) == cut, 'what we cut is not empty'
+        with qsd.nbd('n') as disk:
+            assert disk.read(6 * M, M) == cut, 'what we cut, as we read it'
+        log = qsd.log()
+        assert (f"image '{POOL}/{name}': read of 4096 bytes at {5 * M} failed: "
+                'Invalid argument') in log, log
+    image.close()
+    if features == DEFAULT:
+        sound(POOL, name)
+
+
+for features in PLAIN, DEFAULT:
+    resized(f'i{features:x}', features)
 
 # --- grown by QEMU, under a guest's disk ----------------------------------------
 
@@ -171,41 +188,46 @@ def grow_behind_qcow2(stock):
 print('qcow2: stock left', grow_behind_qcow2(True), 'of', 40 * M)
 expect(40 * M, grow_behind_qcow2(False), 'size after our write')
 
-# --- two clients growing at once ---------------------------------------------
+# --- two clients at once -----------------------------------------------------
 
-image = create('g', M)
-top = 0
-with Qemu.storage_daemon() as a, Qemu.storage_daemon() as b:
-    for q in a, b:
-        q.add(node_name='n', pool=POOL, image='g')
-    for i in range(1, 25):
-        # Both are on their way at the same time; the smaller may come second
-        # and is a shrinking then.
-        sizes = {a: (M + i * 8192), b: (M + i * 8192 + 4096)}
-        if i % 2:
-            sizes = {a: sizes[b], b: sizes[a]}
-        for q, size in sizes.items():
-            q.send('block_resize', node_name='n', size=size)
-        for q, size in sizes.items():
-            try:
+for features in PLAIN, DEFAULT:
+    name = f'g{features:x}'
+    image = create(name, M, features)
+    image.write(b'keep' * 1024, M - 4096)
+    with Qemu.storage_daemon() as a, Qemu.storage_daemon() as b:
+        for q in a, b:
+            q.add(node_name='n', pool=POOL, image=name)
+        for i in range(1, 13):
+            # Both are on their way at the same time; what comes second counts.
+            sizes = M + i * 8192, M + i * 8192 + 4096
+            for q, size in zip((a, b), sizes[::(-1) ** i]):
+                q.send('block_resize', node_name='n', size=size)
+            for q in a, b:
                 q.receive()
-                top = max(top, size)
-            except QmpError as e:
-                assert 'shrinking to' in str(e), e
-        expect(max(sizes.values()), top, 'the larger always succeeds')
-        expect(top, image.size(), 'size in the header')
-image.close()
+            assert image.size() in sizes, (image.size(), sizes)
+        expect(b'keep' * 1024, image.read(M - 4096, 4096))
+    image.close()
+sound(POOL, name)
 PY
 
 # --- qemu-img resize ---------------------------------------------------------
 
-ours qemu-img resize -q -f raw "rbd:$pool/g" 4M
-assert_match 'size 4 MiB' "$(rbd info "$pool/g")"
-ours qemu-img resize -q -f raw "rbd:$pool/g" +1M
-assert_match 'size 5 MiB' "$(rbd info "$pool/g")"
-assert_fails_with "image '$pool/g': shrinking to 1048576 bytes is not \
-supported; use \`rbd resize --allow-shrink'" \
-    ours qemu-img resize --shrink -f raw "rbd:$pool/g" 1M
+rbd create "$pool/r" --size 2M
+ours qemu-img resize -q -f raw "rbd:$pool/r" 4M
+assert_match 'size 4 MiB' "$(rbd info "$pool/r")"
+ours qemu-img resize -q -f raw "rbd:$pool/r" +1M
+assert_match 'size 5 MiB' "$(rbd info "$pool/r")"
+ours qemu-io -f raw -c 'write -P 7 0 5M' "rbd:$pool/r" > /dev/null
+assert_fails_with 'Use the --shrink option to perform a shrink operation.' \
+    ours qemu-img resize -f raw "rbd:$pool/r" 1M
+ours qemu-img resize -q --shrink -f raw "rbd:$pool/r" 1M
+assert_match 'size 1 MiB' "$(rbd info "$pool/r")"
+ours qemu-img resize -q -f raw "rbd:$pool/r" 5M
+ours qemu-io -f raw -c 'read -P 7 0 1M' -c 'read -P 0 1M 4M' "rbd:$pool/r" \
+    > "$tmp/out"
+assert_match '^read' "$(< "$tmp/out")"
+! grep -i failed "$tmp/out" || fail 'wrong bytes after shrinking and growing'
 assert_fails_with "Unsupported preallocation mode 'full'" \
-    ours qemu-img resize --preallocation=full -f raw "rbd:$pool/g" 8M
-assert_match 'size 5 MiB' "$(rbd info "$pool/g")"
+    ours qemu-img resize --preallocation=full -f raw "rbd:$pool/r" 8M
+assert_match 'size 5 MiB' "$(rbd info "$pool/r")"
+assert_match 'flags: $' "$(rbd info "$pool/r")"
