@@ -45,6 +45,7 @@ import threading
 import time
 import traceback
 
+import peers
 import rados
 import rbd
 from model import SECTOR, Model
@@ -137,6 +138,16 @@ class Ours:
         self.disk.close()
         self.qsd.cmd('block_resize', node_name=self.node, size=size)
         self.disk = self.qsd.nbd(self.node)
+
+    def snap(self, name, sequence):
+        sequence.say('we create snapshot', name)
+        self.qsd.cmd('blockdev-snapshot-internal-sync', device=self.node,
+                     name=name)
+
+    def remove_snap(self, name, sequence):
+        sequence.say('we remove snapshot', name)
+        self.qsd.cmd('blockdev-snapshot-delete-internal-sync',
+                     device=self.node, name=name)
 
     def close(self):
         self.disk.close()
@@ -307,8 +318,11 @@ class Sequence:
         if len(self.model.snaps) >= 4:
             return self.step_remove_snap()
         name = self.fresh('snap')
-        if self.rng.random() < .25:
+        which = self.rng.random()
+        if which < .2:
             self.qemu_img('snapshot', '-c', name)
+        elif which < .4:
+            self.us().snap(name, self)
         else:
             party = self.librbd()
             self.say(party.name, 'snap create', name)
@@ -331,9 +345,13 @@ class Sequence:
             self.say(party.name, 'snap rm', name, 'fails')
             self.fails(rbd.ImageBusy, party.image.remove_snap, name)
             self.unprotect(party.image, name)
-        if self.rng.random() < .2:
+        which = self.rng.random()
+        if which < .2:
             self.done(party)
             self.qemu_img('snapshot', '-d', name)
+        elif which < .4:
+            self.done(party)
+            self.us().remove_snap(name, self)
         else:
             self.say(party.name, 'snap rm', name)
             party.image.remove_snap(name)
@@ -453,6 +471,26 @@ class Sequence:
         self.model.flatten()
         self.done(party)
 
+    def step_features(self):
+        """The object maps go, and come back."""
+        model = self.model
+        if not model.features & LOCK:
+            return
+        party = self.librbd()
+        if model.features & MAP:
+            self.say(party.name, 'object-map disable')
+            party.image.update_features(model.features & (MAP | FAST), False)
+            model.features &= ~(MAP | FAST)
+        else:
+            self.say(party.name, 'object-map enable, rebuild')
+            party.image.update_features(MAP | FAST, True)
+            model.features |= MAP | FAST
+            for snap, _ in model.revisions():
+                with model.open(snap) as image:
+                    image.rebuild_object_map(lambda *_: 0)
+            model.maps_rebuilt()
+        self.done(party)
+
     def step_reopen(self):
         if self.rng.random() < .5:
             self.close_ours()
@@ -479,21 +517,36 @@ class Sequence:
             flying.append((off, data, handle))
         return flying
 
+    def send_reads(self, flying):
+        """[(offset, length, handle)] of reads that writes do not change."""
+        reads = []
+        for _ in range(self.rng.randrange(4)):
+            off, n = self.extent()
+            if not any(off < o + len(d) and o < off + n for o, d, _ in flying):
+                self.say('we send read', off, n)
+                reads.append((off, n, self.ours.disk.send(Nbd.READ, off, n)))
+        return reads
+
     def step_storm(self):
         """librbd changes the image under our writes."""
         model = self.model
-        kind = self.rng.choice(['snap', 'snap', 'remove', 'resize', 'flatten',
-                                'write', 'protect'])
+        kind = self.rng.choice(['snap', 'snap', 'our snap', 'remove', 'resize',
+                                'flatten', 'write', 'protect'])
         size = self.new_size()
         self.us()
         party = self.librbd()
         flying = self.send_writes(min(size, len(model)) if kind == 'resize'
                                   else None, zeroes=True)
+        reads = self.send_reads(flying) if kind not in ('write', 'resize') \
+            else []
         snap = None
-        if kind == 'snap' and len(model.snaps) < 4:
+        if kind in ('snap', 'our snap') and len(model.snaps) < 4:
             snap = self.fresh('snap')
-            self.say(party.name, 'meanwhile snap create', snap)
-            party.image.create_snap(snap)
+            if kind == 'snap':
+                self.say(party.name, 'meanwhile snap create', snap)
+                party.image.create_snap(snap)
+            else:
+                self.ours.snap(snap, self)
             model.snap(snap)
         elif kind == 'remove':
             free = [s for s in model.snaps if not model.snaps[s].protected]
@@ -525,6 +578,9 @@ class Sequence:
                     self.say(party.name, 'meanwhile write', off, n)
                     party.write(off, data)
                     model.write(off, data)
+        for off, n, handle in reads:
+            model.same(model.head.data[off:off + n],
+                       self.ours.disk.finish(handle), f'read at {off:#x}')
         for _, _, handle in flying:
             self.ours.disk.finish(handle)
         self.done(party)
@@ -553,22 +609,44 @@ class Sequence:
         for off, data, _ in flying:
             model.killed |= model.layout.objects(off, len(data))
             model.touch(off, len(data))
-        # Taken over by one of ours, or by librbd.
+        self.take_over(flying)
+
+    def take_over(self, flying):
+        """Somebody writes after a client died that had @flying on its way."""
+        model = self.model
         party = self.any()
         off, n = self.extent()
         data = self.bytes(n)
         self.say(party.name, 'write', off, n)
         party.write(off, data)
+        self.done(party)
         with model.open(read_only=True) as image:
             for o, d, _ in flying:
-                got = bytearray(image.read(o, len(d)))
-                # Beneath the write that took over, anything may be.
-                a, b = max(o, off) - o, min(o + len(d), off + n) - o
-                if a < b:
-                    got[a:b] = d[a:b]
-                model.settle(model.head, o, d, got, 'after the kill')
+                # What lies beneath that write cannot be seen any more.
+                for a, b in ((o, min(o + len(d), off)),
+                             (max(o, off + n), o + len(d))):
+                    if a < b:
+                        model.settle(model.head, a, d[a - o:b - o],
+                                     image.read(a, b - a), 'after the kill')
         model.write(off, data)
-        self.done(party)
+
+    def step_kill_librbd(self):
+        """A librbd that owns the lock dies; we take over."""
+        if self.place.namespace or not self.model.features & LOCK:
+            return
+        us = self.us()
+        off, n = self.extent()
+        data = self.bytes(n)
+        with peers.Librbd(POOL, self.model.name) as peer:
+            self.say('another librbd writes', off, n, 'and is killed')
+            peer.write(off, data)
+            self.model.write(off, data)
+            peer.kill()
+        off, n = self.extent()
+        data = self.bytes(n)
+        self.say('we write', off, n)
+        us.write(off, data)
+        self.model.write(off, data)
 
     # --- all of it ------------------------------------------------------------
 
@@ -578,14 +656,15 @@ class Sequence:
             self.step_read: 8, self.step_snap: 9, self.step_remove_snap: 5,
             self.step_protect: 3, self.step_resize: 7, self.step_rollback: 3,
             self.step_clone: 4, self.step_flatten: 2, self.step_reopen: 5,
-            self.step_storm: 10,
+            self.step_storm: 10, self.step_features: 1,
         }
         n = self.rng.randrange(12, 30)
         killed = self.rng.randrange(6, n) if self.kills else None
         for i in range(n):
             self.rng.choices(list(steps), list(steps.values()))[0]()
             if i == killed:
-                self.step_kill()
+                self.rng.choice([self.step_kill, self.step_kill,
+                                 self.step_kill_librbd])()
         if self.rng.random() < .5:
             self.close_ours()
             self.close_held()
@@ -651,6 +730,23 @@ class Sequence:
                 model.same(data, disk.read(0, len(data)),
                            f'{snap or "head"} as we read it')
             qsd.cmd('blockdev-del', node_name='ro')
+
+        self.compare_map(model)
+
+    def compare_map(self, model):
+        """What the block layer is told to be zero is zero."""
+        snap, data = self.rng.choice(model.revisions())
+        node = model.place.node(model.name, **({'snapshot': snap} if snap
+                                               else {}))
+        found = json.loads(subprocess.run(
+            ['qemu-img', 'map', '--output=json', 'json:' + json.dumps(node)],
+            check=True, env=environment(args.stock), stdout=subprocess.PIPE,
+            stdin=subprocess.DEVNULL).stdout)
+        expect(len(data), sum(e['length'] for e in found), 'qemu-img map')
+        for e in found:
+            assert not e['zero'] or not any(
+                data[e['start']:e['start'] + e['length']]), \
+                f'{model.name}, {snap or "head"}: qemu-img map says zero: {e}'
 
     def remove(self):
         """As `rbd snap purge' and `rbd rm', children first."""

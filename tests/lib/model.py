@@ -86,6 +86,13 @@ class Model(objectmap.Allow):
         self.touch(0, len(self))
         self.copies = False
 
+    def maps_rebuilt(self):
+        """From what is there: nobody knows what has changed when."""
+        self.killed = set()
+        for it in [*self.snaps.values(), self.head]:
+            it.changed = self.layout.objects(0, len(it.data))
+            it.rolled = False
+
     # --- what had two outcomes ------------------------------------------------
 
     def settle_discard(self, off, got, what):
