@@ -33,11 +33,14 @@
                          PINRBD_FEATURE_DATA_POOL)
 #define MAX_NAME 512
 #define MAX_VALUE 256           /* of a configuration option */
+#define MAX_DEFAULTS 64         /* options rbd_default_*; there are about ten */
+#define CONF_PREFIX "conf_"     /* of an option among a pool's metadata */
 
 struct creation {
     const struct pinrbd_create_options *o;
     struct pinrbd_cluster *cluster;
     struct rados_pool *pool;
+    GByteArray *pool_conf;      /* a map of the pool's options, or empty */
     int64_t data_pool_id;       /* -1: the same */
     char data_pool[MAX_VALUE];  /* empty: the same */
     uint64_t features;
@@ -223,36 +226,76 @@ static int create_objects(struct creation *c)
 
 /* ---- defaults ----------------------------------------------------------- */
 
-/* The value of a Ceph option for images of this pool; false: there is none. */
-static bool option(struct creation *c, const char *key, char *buf, size_t size)
+/*
+ * What `rbd config pool set' has put into the pool, in its default namespace.
+ * Listed, as librbd does it: a client that may only use another namespace is
+ * allowed to list these, and not to ask for one.
+ */
+static int load_pool_conf(struct creation *c)
 {
-    g_autoptr(GByteArray) out = g_byte_array_new();
-    struct rados_conn *conn = c->cluster->conn;
+    const struct rados_transport *t = c->cluster->conn->t;
     struct rados_pool *pool;
-    struct pdec d;
-    size_t len;
-    const char *value;
-    int r = conn->t->pool_open(conn, c->o->pool, "", &pool);
+    int r = t->pool_open(c->cluster->conn, c->o->pool, "", &pool);
 
-    if (r == 0) {
-        g_autofree char *name = g_strdup_printf("conf_%s", key);
-
-        begin(c);
-        penc_string(&c->e, name);
-        r = rados_query_sync(pool, "rbd_info", "rbd", "metadata_get", c->buf,
-                             penc_len(&c->e), c->deadline_us, out);
-        conn->t->pool_close(pool);
+    if (r < 0) {
+        return r;
     }
-    if (r == 0) {
-        pdec_init(&d, out->data, out->len);
-        value = pdec_blob(&d, &len);
-        if (pdec_ok(&d) && len < size) {
-            memcpy(buf, value, len);
-            buf[len] = '\0';
-            return len > 0;
+    begin(c);
+    penc_string(&c->e, CONF_PREFIX "rbd_default_");
+    penc_u64(&c->e, MAX_DEFAULTS);
+    r = rados_query_sync(pool, "rbd_info", "rbd", "metadata_list", c->buf,
+                         penc_len(&c->e), c->deadline_us, c->pool_conf);
+    t->pool_close(pool);
+    return r == -ENOENT || r == -EPERM || r == -EACCES ? 0 : r;
+}
+
+/* 1: *@buf has it; 0: the pool does not say; -EINVAL: not a value. */
+static int pool_option(const struct creation *c, const char *key, char *buf,
+                       size_t size)
+{
+    g_autofree char *wanted = g_strconcat(CONF_PREFIX, key, NULL);
+    struct pdec d;
+
+    pdec_init(&d, c->pool_conf->data, c->pool_conf->len);
+    if (!pdec_left(&d)) {
+        return 0;
+    }
+    for (uint32_t n = pdec_count(&d, 8); n; n--) {
+        size_t key_len, len;
+        const char *name = pdec_blob(&d, &key_len);
+        const char *value = pdec_blob(&d, &len);
+
+        if (pdec_ok(&d) && key_len == strlen(wanted) &&
+            !memcmp(name, wanted, key_len)) {
+            g_strlcpy(buf, value, MIN(len + 1, size));
+            return len < size && !memchr(value, 0, len) ? 1 : -EINVAL;
         }
     }
-    return conn->t->conn_option(conn, key, buf, size) == 0 && buf[0];
+    return pdec_ok(&d) ? 0 : -EBADMSG;
+}
+
+/* The value of a Ceph option for images of this pool, empty: there is none. */
+static int option(struct creation *c, const char *key, char buf[MAX_VALUE],
+                  struct pinrbd_error *reterr)
+{
+    struct rados_conn *conn = c->cluster->conn;
+    int r = pool_option(c, key, buf, MAX_VALUE);
+
+    if (r < 0) {
+        return perror_set(reterr, r, "image '%s': bad configuration of pool "
+                          "'%s', %s", c->o->image, c->o->pool, key);
+    }
+    if (r == 0 && conn->t->conn_option(conn, key, buf, MAX_VALUE) < 0) {
+        buf[0] = '\0';
+    }
+    return 0;
+}
+
+static int bad_value(struct creation *c, const char *key, const char *value,
+                     struct pinrbd_error *reterr)
+{
+    return perror_set(reterr, -EINVAL, "image '%s': %s cannot be '%s'",
+                      c->o->image, key, value);
 }
 
 /* A number, or names with commas; false: neither. */
@@ -284,52 +327,106 @@ static bool parse_features(const char *text, uint64_t *ret)
     return true;
 }
 
-static uint64_t option_number(struct creation *c, const char *key)
+static int default_features(struct creation *c, struct pinrbd_error *reterr)
 {
+    const char *key = "rbd_default_features";
     char text[MAX_VALUE];
-    guint64 n;
+    int r = option(c, key, text, reterr);
 
-    return option(c, key, text, sizeof(text)) &&
-           g_ascii_string_to_unsigned(text, 10, 0, UINT64_MAX, &n, NULL) ? n
-                                                                         : 0;
+    if (r < 0) {
+        return r;
+    }
+    c->features = FEATURES_DEFAULT;
+    if (text[0] && !parse_features(text, &c->features)) {
+        return bad_value(c, key, text, reterr);
+    }
+    /* these follow from the layout; the default may name them */
+    c->features &= ~(PINRBD_FEATURE_STRIPINGV2 | PINRBD_FEATURE_DATA_POOL |
+                     PINRBD_FEATURE_OPERATIONS);
+    return 0;
+}
+
+/* A number, perhaps with a letter that multiplies it; 0: there is none. */
+static int default_number(struct creation *c, const char *key, uint64_t *ret,
+                          struct pinrbd_error *reterr)
+{
+    static const char units[] = "KMGTPE";
+    char text[MAX_VALUE];
+    char *end;
+    const char *unit;
+    int r = option(c, key, text, reterr);
+
+    *ret = 0;
+    if (r < 0 || !text[0]) {
+        return r;
+    }
+    if (g_ascii_isdigit(text[0])) {
+        *ret = g_ascii_strtoull(text, &end, 10);
+        unit = *end ? strchr(units, *end) : NULL;
+        if (unit) {
+            unsigned shift = 10 * (unit - units + 1);
+
+            *ret = *ret > UINT64_MAX >> shift ? UINT64_MAX : *ret << shift;
+            end += end[1] == 'i' ? 2 : 1;
+        }
+        if (!*end) {
+            return 0;
+        }
+    }
+    return bad_value(c, key, text, reterr);
+}
+
+static int default_layout(struct creation *c, struct pinrbd_error *reterr)
+{
+    const struct pinrbd_create_options *o = c->o;
+    uint64_t order = o->order;
+    int r = 0;
+
+    if (!order) {
+        r = default_number(c, "rbd_default_order", &order, reterr);
+    }
+    c->order = order ? MIN(order, UINT8_MAX) : DEFAULT_ORDER;
+    c->stripe_unit = o->stripe_unit;
+    c->stripe_count = o->stripe_count;
+    if (r == 0 && !c->stripe_unit && !c->stripe_count) {
+        r = default_number(c, "rbd_default_stripe_unit", &c->stripe_unit,
+                           reterr);
+        if (r == 0) {
+            r = default_number(c, "rbd_default_stripe_count",
+                               &c->stripe_count, reterr);
+        }
+        if (!c->stripe_unit || !c->stripe_count) {
+            c->stripe_unit = c->stripe_count = 0;
+        }
+    }
+    return r;
 }
 
 static int complete_options(struct creation *c, struct pinrbd_error *reterr)
 {
     const struct pinrbd_create_options *o = c->o;
-    char text[MAX_VALUE];
+    int r = load_pool_conf(c);
 
+    if (r < 0) {
+        return perror_set(reterr, r, "cannot read the configuration of pool "
+                          "'%s': %s", o->pool, g_strerror(-r));
+    }
     c->features = o->features;
-    if (!c->features && option(c, "rbd_default_features", text, sizeof(text))) {
-        if (!parse_features(text, &c->features)) {
-            return perror_set(reterr, -EINVAL, "image '%s': "
-                              "rbd_default_features cannot be '%s'",
-                              o->image, text);
-        }
-        /* these follow from the layout; the default may name them */
-        c->features &= ~(PINRBD_FEATURE_STRIPINGV2 | PINRBD_FEATURE_DATA_POOL |
-                         PINRBD_FEATURE_OPERATIONS);
+    if (!c->features) {
+        r = default_features(c, reterr);
     }
-    c->features = c->features ?: FEATURES_DEFAULT;
-    c->order = o->order ?: option_number(c, "rbd_default_order");
-    c->order = c->order ?: DEFAULT_ORDER;
-    c->stripe_unit = o->stripe_unit;
-    c->stripe_count = o->stripe_count;
-    if (!c->stripe_unit && !c->stripe_count) {
-        c->stripe_unit = option_number(c, "rbd_default_stripe_unit");
-        c->stripe_count = option_number(c, "rbd_default_stripe_count");
-        if (!c->stripe_unit || !c->stripe_count) {
-            c->stripe_unit = c->stripe_count = 0;
-        }
+    if (r == 0) {
+        r = default_layout(c, reterr);
     }
-    if (o->data_pool) {
+    if (r == 0 && o->data_pool) {
         g_strlcpy(c->data_pool, o->data_pool, sizeof(c->data_pool));
-    } else if (!option(c, "rbd_default_data_pool", c->data_pool,
-                       sizeof(c->data_pool)) ||
-               !strcmp(c->data_pool, o->pool)) {
+    } else if (r == 0) {
+        r = option(c, "rbd_default_data_pool", c->data_pool, reterr);
+    }
+    if (!strcmp(c->data_pool, o->pool)) {
         c->data_pool[0] = '\0';
     }
-    return 0;
+    return r;
 }
 
 static int check_options(struct creation *c, struct pinrbd_error *reterr)
@@ -390,6 +487,7 @@ int pinrbd_image_create(struct pinrbd_cluster *cluster,
 {
     const struct rados_transport *t = cluster->conn->t;
     g_autofree struct creation *c = g_new0(struct creation, 1);
+    g_autoptr(GByteArray) pool_conf = g_byte_array_new();
     struct pinrbd_create_options all;
     struct rados_pool *data_pool;
     int r = args_take("pinrbd_create_options", o, &all, sizeof(all), reterr);
@@ -399,6 +497,7 @@ int pinrbd_image_create(struct pinrbd_cluster *cluster,
     }
     o = c->o = &all;
     c->cluster = cluster;
+    c->pool_conf = pool_conf;
     c->data_pool_id = -1;
     c->deadline_us = deadline_after(cluster_mount_timeout_ms(cluster));
     r = check_names(o, reterr);

@@ -4,8 +4,8 @@
 # `rbd flatten' and `rbd sparsify' of a clone that a guest of ours writes to
 # and reads all the time end, and nobody's data is wrong before, meanwhile or
 # after: neither the guest's nor what the snapshots show. Then the parent is
-# removed for good; the guest, and one that has the image open read-only since
-# before, do not miss it.
+# removed for good; the guest, and those that have the image or a snapshot open
+# read-only since before, do not miss it.
 . "$(dirname "${BASH_SOURCE[0]}")/../lib/functions.sh"
 requires qemu-storage-daemon
 requires_module
@@ -23,7 +23,7 @@ import time
 import rbd
 from peers import connect, tool
 from qemu import Load, Nbd, Qemu, expect
-from revisions import DEFAULT, K, M, Place, Revisions
+from revisions import DEFAULT, K, M, Place, Revisions, read_all
 
 POOL = os.environ['pool']
 SEED = int(sys.argv[1]) if sys.argv[1] else random.randrange(1 << 32)
@@ -88,6 +88,10 @@ def go(qsd, name, snaps, features, version):
         for _ in range(4):
             image.random(disk, rng)
         image.snap(f's{i}')
+    if snaps:
+        place.add(qsd, 'old', image=name, snapshot='s0', read_only=True)
+        old = qsd.nbd('old', writable=False)
+        image.same(image.snaps['s0'], read_all(old, SIZE), 's0 before')
     # In the guest's part anything may be, from here on.
     load = Load(Nbd(qsd, name), USED // 4096, depth=8, seed=SEED)
     reader = Reader('guest', Nbd(qsd, name), bytes(image.head))
@@ -121,6 +125,11 @@ def go(qsd, name, snaps, features, version):
         image.random(disk, rng)
     image.compare('after requests without a parent', disk)
     image.maps('after requests without a parent')
+    if snaps:
+        # Open all the time, and no one has told it that the parent is gone.
+        image.same(image.snaps['s0'], read_all(old, SIZE), 's0 after')
+        old.close()
+        qsd.cmd('blockdev-del', node_name='old')
     for d in load.disk, reader.disk:
         d.close(end_export=False)
     disk.close()

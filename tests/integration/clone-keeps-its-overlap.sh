@@ -15,6 +15,7 @@ export pool
 qemu_python "${1-}" <<'PY'
 import os
 import random
+import struct
 import sys
 
 import rbd
@@ -125,7 +126,34 @@ def go(qsd, name, owner, order, unit, count, features):
     print(f'{name}: equal')
 
 
+def cut_in_the_header(qsd):
+    """
+    A client that cuts its image removes objects, and brings the parent's data
+    to snapshots before; one that only sets the size, to a border of objects,
+    shows that each snapshot is read with an overlap of its own.
+    """
+    image = parent.clone('base', 'header', 18)
+    image.snap('full')
+    place.io.execute(f'rbd_header.{image.id}', 'rbd', 'set_size',
+                     struct.pack('<Q', M))
+    image.resized(M)
+    image.snap('small')
+    with image.open() as other:
+        other.resize(SIZE)
+    image.resized(SIZE)
+    expect({'full': SIZE, 'small': M, None: M}, overlaps(image))
+    place.add(qsd, 'header')
+    with qsd.nbd('header') as disk:
+        image.compare('cut in the header', disk)
+        image.compare_snaps(qsd, 'cut in the header')
+        requests(image, disk, 15)
+        image.compare('cut in the header and written', disk)
+        image.compare_snaps(qsd, 'cut in the header and written')
+    qsd.cmd('blockdev-del', node_name='header')
+
+
 with Qemu.storage_daemon() as qsd:
+    cut_in_the_header(qsd)
     for name, (order, unit, count, features) in LAYOUTS.items():
         for owner in (True, False):
             if owner or name in ('plain', 'striped'):

@@ -25,7 +25,7 @@
 . "$(dirname "${BASH_SOURCE[0]}")/../lib/functions.sh"
 requires qemu-storage-daemon
 requires_module
-own_cluster --osds 1 --watch-timeout 5
+own_cluster --osds 1 --watch-timeout 5 --conf 'objecter tick interval = 1'
 new_pool pool
 new_pool data
 rbd namespace create "$pool/space"
@@ -487,7 +487,7 @@ class Sequence:
             model.features |= MAP | FAST
             for snap, _ in model.revisions():
                 with model.open(snap) as image:
-                    image.rebuild_object_map(lambda *_: 0)
+                    image.rebuild_object_map()
             model.maps_rebuilt()
         self.done(party)
 

@@ -185,6 +185,8 @@ def go(name, image, discards):
                     f'{name}@{snap} has changed {when}'
 
         unchanged('by the end')
+        image.head = head
+        image.snaps = {snap: snaps[snap] for snap in names}
         image.maps('at the end')
         if discards:
             assert writer.discarded

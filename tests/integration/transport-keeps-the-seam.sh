@@ -10,4 +10,5 @@ requires ceph rados
 own_cluster --osds 1 --conf 'osd heartbeat grace = 600'
 new_pool pool
 "$build/tests/integration/transport_test" "$pool" \
-    "$("$top/tests/cluster/cluster" pid "$cluster" osd.0)"
+    "$("$top/tests/cluster/cluster" pid "$cluster" osd.0)" \
+    "$("$top/tests/cluster/cluster" pid "$cluster" mon.a)"

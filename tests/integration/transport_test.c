@@ -2,13 +2,14 @@
 /*
  * The librados transport and the cluster registry against a real cluster.
  *
- *     CEPH_CONF=FILE transport_test POOL [OSD_PID [NAME...]]
+ *     CEPH_CONF=FILE transport_test POOL [OSD_PID [MON_PID [NAME...]]]
  *
  * POOL is one of replicated, self-managed snapshots; objects of it that start
- * with "transport_test." are overwritten and left behind.  Given the process
- * id of the cluster's only OSD ("-": none), the test also stops that process
- * for a moment, to see a payload that librados holds on to after the op was
- * cancelled.  NAMEs restrict the run to these tests.
+ * with "transport_test." are overwritten and left behind, and so is a user of
+ * that name.  Given the process id of the cluster's only OSD ("-": none), the
+ * test also stops that process for a moment, to see a payload that librados
+ * holds on to after the op was cancelled; likewise its only monitor, to see
+ * what then ends by itself.  NAMEs restrict the run to these tests.
  *
  * Prints one line a test, and each failed check with its place; exits 0 when
  * all held, 1 when not.  Everything is waited for, nothing is timed.
@@ -36,6 +37,7 @@
 static const char *conf;
 static const char *pool_name;
 static pid_t osd_pid;
+static pid_t mon_pid;
 
 static struct pinrbd_cluster *cluster;
 static struct rados_pool *pool;
@@ -325,6 +327,7 @@ static void test_shapes(void)
 static void test_create(void)
 {
     const char *oid = PREFIX "create";
+    char buf[8];
     struct test_op t = { 0 };
     struct rados_step excl[] = {
         { .kind = RADOS_CREATE, .exclusive = true },
@@ -335,6 +338,15 @@ static void test_create(void)
     CHECK_EQ(RUN(&t, oid, RADOS_OP_WRITE, excl), 0);
     CHECK_EQ(RUN(&t, oid, RADOS_OP_WRITE, excl), -EEXIST);
     CHECK_EQ(RUN(&t, oid, RADOS_OP_WRITE, any), 0);
+
+    /* what is there stays, what is not there appears */
+    CHECK_EQ(write_object(oid, "text", 4), 0);
+    CHECK_EQ(RUN(&t, oid, RADOS_OP_WRITE, any), 0);
+    CHECK_EQ(read_object(pool, oid, buf, sizeof(buf)), 4);
+    CHECK_EQ(remove_object(oid), 0);
+    CHECK_EQ(RUN(&t, oid, RADOS_OP_WRITE, any), 0);
+    CHECK_EQ(read_object(pool, oid, buf, sizeof(buf)), 0);
+    CHECK_EQ(remove_object(oid), 0);
 }
 
 static void test_assert(void)
@@ -485,6 +497,174 @@ static void test_class_call(void)
     rados_op_done_with(pool, &t.op);
 }
 
+static void put_meta(struct penc *e, uint8_t *buf, size_t size, const char *key,
+                     const char *value)
+{
+    penc_init(e, buf, size);
+    penc_u32(e, 1);
+    penc_string(e, key);
+    penc_string(e, value);
+    CHECK(penc_len(e) <= size);
+}
+
+/* Several calls in one op that writes: all of them or none. */
+static void test_many_calls(void)
+{
+    const char *oid = PREFIX "calls";
+    uint8_t in[4][64];
+    struct penc e[4];
+    struct iovec iov[4];
+    struct test_op t = { 0 };
+    struct rados_step set[] = {
+        { .kind = RADOS_CREATE },
+        { .kind = RADOS_CALL, .cls = "rbd", .method = "metadata_set",
+          .iov = &iov[0], .n_iov = 1 },
+        { .kind = RADOS_CALL, .cls = "rbd", .method = "metadata_set",
+          .iov = &iov[1], .n_iov = 1 },
+    };
+    struct rados_step fails[] = {
+        { .kind = RADOS_CALL, .cls = "rbd", .method = "metadata_set",
+          .iov = &iov[2], .n_iov = 1 },
+        { .kind = RADOS_CALL, .cls = "lock", .method = "assert_locked",
+          .iov = &iov[3], .n_iov = 1 },
+    };
+    struct rados_step get[3];
+    uint8_t key[3][16];
+    struct iovec key_iov[3];
+
+    put_meta(&e[0], in[0], sizeof(in[0]), "a", "first");
+    put_meta(&e[1], in[1], sizeof(in[1]), "b", "second");
+    put_meta(&e[2], in[2], sizeof(in[2]), "c", "third");
+    /* a lock that nobody has */
+    penc_init(&e[3], in[3], sizeof(in[3]));
+    penc_u8(&e[3], 1);
+    penc_u8(&e[3], 1);
+    penc_u32(&e[3], 4 + 8 + 1 + 4 + 4);
+    penc_string(&e[3], "rbd_lock");
+    penc_u8(&e[3], 1);
+    penc_string(&e[3], "");
+    penc_string(&e[3], "");
+    for (unsigned i = 0; i < 4; i++) {
+        iov[i] = (struct iovec){ in[i], penc_len(&e[i]) };
+    }
+    for (unsigned i = 0; i < 3; i++) {
+        struct penc k;
+
+        penc_init(&k, key[i], sizeof(key[i]));
+        penc_string(&k, (char[]){ 'a' + i, 0 });
+        key_iov[i] = (struct iovec){ key[i], penc_len(&k) };
+        get[i] = (struct rados_step){
+            .kind = RADOS_CALL, .cls = "rbd", .method = "metadata_get",
+            .iov = &key_iov[i], .n_iov = 1,
+        };
+    }
+
+    remove_object(oid);
+    CHECK_EQ(RUN(&t, oid, RADOS_OP_WRITE, set), 0);
+    CHECK_EQ(RUN(&t, oid, RADOS_OP_WRITE, fails), -EBUSY);
+    CHECK_EQ(run(&t, oid, 0, get, 2), 0);
+    for (unsigned i = 0; i < 2; i++) {
+        const char *want = i ? "second" : "first";
+        struct pdec d;
+        const char *value;
+        size_t len;
+
+        CHECK_EQ(get[i].rval, 0);
+        pdec_init(&d, get[i].out.data, get[i].out.len);
+        value = pdec_blob(&d, &len);
+        CHECK(pdec_ok(&d) && len == strlen(want) &&
+              memcmp(value, want, len) == 0);
+    }
+    rados_op_done_with(pool, &t.op);
+    CHECK_EQ(run(&t, oid, 0, &get[2], 1), -ENOENT);
+    rados_op_done_with(pool, &t.op);
+}
+
+/* Two extents around a hole, and the length of their data together. */
+enum {
+    COPYUP_LEN = 4 * MIB,
+    COPYUP_HOLE = MIB,
+    COPYUP_HEAD = 4 + 4 * 8 + 4,
+};
+
+static void copyup_head(uint8_t *head)
+{
+    struct penc e;
+
+    penc_init(&e, head, COPYUP_HEAD);
+    penc_u32(&e, 2);
+    penc_u64(&e, 0);
+    penc_u64(&e, MIB);
+    penc_u64(&e, MIB + COPYUP_HOLE);
+    penc_u64(&e, COPYUP_LEN - MIB - COPYUP_HOLE);
+    penc_u32(&e, COPYUP_LEN - COPYUP_HOLE);
+    CHECK_EQ(penc_len(&e), COPYUP_HEAD);
+}
+
+/*
+ * A copyup as a clone sends it: megabytes of input in pieces, and the guest's
+ * write behind it.  Input is copied when the op is submitted, so it is neither
+ * held nor counted; the write's payload is.
+ */
+static void test_copyup(void)
+{
+    const char *oid = PREFIX "copyup";
+    enum { LEN = COPYUP_LEN, HOLE = COPYUP_HOLE, AT = 4096 * 5, N = 4096 };
+    g_autofree uint8_t *data = g_malloc(LEN);
+    g_autofree uint8_t *want = g_malloc0(LEN);
+    g_autofree uint8_t *got = g_malloc(LEN);
+    uint8_t head[COPYUP_HEAD];
+    uint8_t guest[N];
+    struct iovec in[7];
+    struct iovec out = { guest, N };
+    struct test_op t = { 0 };
+    struct rados_step steps[] = {
+        { .kind = RADOS_CALL, .cls = "rbd", .method = "sparse_copyup",
+          .iov = in, .n_iov = G_N_ELEMENTS(in) },
+        { .kind = RADOS_ALLOC_HINT, .off = LEN, .len = LEN },
+        { .kind = RADOS_WRITE, .off = AT, .iov = &out, .n_iov = 1 },
+    };
+    size_t blob = LEN - HOLE;
+
+    fill(data, blob, 5);    /* as in the loop */
+    fill(guest, N, 6);
+    in[0] = (struct iovec){ head, 7 };
+    in[1] = (struct iovec){ NULL, 0 };
+    in[2] = (struct iovec){ head + 7, sizeof(head) - 7 };
+    in[3] = (struct iovec){ data, 1 };
+    in[4] = (struct iovec){ data + 1, MIB + 12345 };
+    in[5] = (struct iovec){ NULL, 0 };
+    in[6] = (struct iovec){ data + MIB + 12346, blob - MIB - 12346 };
+    memcpy(want, data, MIB);
+    memcpy(want + MIB + HOLE, data + MIB, blob - MIB);
+    memcpy(want + AT, guest, N);
+
+    for (unsigned copy = 0; copy < 2; copy++) {
+        fill(data, blob, 5);
+        copyup_head(head);
+        remove_object(oid);
+        start_in(pool, &t, oid, RADOS_OP_WRITE | (copy ? RADOS_OP_COPY : 0),
+                 steps, G_N_ELEMENTS(steps));
+        memset(data, 0xcc, blob);
+        memset(head, 0xcc, sizeof(head));
+        CHECK_EQ(finish(&t), 0);
+        CHECK_EQ(t.op.pinned_bytes, copy ? 0 : N);
+        CHECK_EQ(t.op.copied_bytes, copy ? N : 0);
+        CHECK(!t.op.late);
+        CHECK_EQ(read_object(pool, oid, got, LEN), LEN);
+        CHECK(memcmp(got, want, LEN) == 0);
+    }
+
+    /* the object exists: the copyup does nothing, the write does */
+    fill(guest, N, 7);
+    fill(data, blob, 8);
+    copyup_head(head);
+    CHECK_EQ(RUN(&t, oid, RADOS_OP_WRITE, steps), 0);
+    memcpy(want + AT, guest, N);
+    CHECK_EQ(read_object(pool, oid, got, LEN), LEN);
+    CHECK(memcmp(got, want, LEN) == 0);
+}
+
 static void test_many_steps(void)
 {
     const char *oid = PREFIX "steps";
@@ -536,6 +716,7 @@ static void test_snapshots(void)
     /* fresh: an object remembers the newest context it has seen */
     g_autofree char *oid = g_strdup_printf(PREFIX "snap.%" PRIu64,
         rados_librados.conn_instance(cluster->conn));
+    g_autofree char *young = g_strdup_printf("%s.young", oid);
     char buf[16];
     struct iovec old = { (char[]){ "old" }, 3 };
     struct iovec new = { (char[]){ "newer" }, 5 };
@@ -577,6 +758,13 @@ static void test_snapshots(void)
     CHECK_EQ(RUN(&t, oid, RADOS_OP_WRITE, rollback), 0);
     CHECK_EQ(read_object(pool, oid, buf, sizeof(buf)), 3);
     CHECK_EQ(remove_object(oid), 0);
+
+    /* an object that the snapshot does not have goes */
+    CHECK_EQ(remove_object(young), -ENOENT);
+    t.op.snapc = &after;
+    CHECK_EQ(RUN(&t, young, RADOS_OP_WRITE, write), 0);
+    CHECK_EQ(RUN(&t, young, RADOS_OP_WRITE, rollback), 0);
+    CHECK_EQ(read_object(pool, young, buf, sizeof(buf)), -ENOENT);
     CHECK_EQ(rados_ioctx_selfmanaged_snap_remove(side_io, id), 0);
 }
 
@@ -795,6 +983,46 @@ static void test_watch(void)
     CHECK_EQ(rados_librados.watch_check(pool, &a.w), -ENOTCONN);
     watch_end(&a);
     CHECK_EQ(notify_run(oid, 1000, &acks, &missed), -ENOENT);
+}
+
+/* The timeout that the OSD keeps for the watch on @oid, or -1. */
+static int watch_timeout_of(const char *oid)
+{
+    const char *cmd = "{\"prefix\": \"dump_watchers\", \"format\": \"json\"}";
+    g_autofree char *text = NULL;
+    char *out = NULL;
+    size_t len = 0;
+    const char *at;
+
+    CHECK_EQ(rados_osd_command(side, 0, &cmd, 1, NULL, 0, &out, &len, NULL,
+                               NULL), 0);
+    text = g_strndup(out, len);
+    rados_buffer_free(out);
+    at = strstr(text, oid);
+    at = at ? strstr(at, "\"timeout\":") : NULL;
+    return at ? atoi(at + strlen("\"timeout\":")) : -1;
+}
+
+static void test_watch_timeout(void)
+{
+    const char *oid[] = { PREFIX "watch-standard", PREFIX "watch-seconds" };
+    struct test_watch t[2];
+
+    for (unsigned i = 0; i < 2; i++) {
+        CHECK_EQ(write_object(oid[i], "", 0), 0);
+        t[i] = (struct test_watch){
+            .w = { .oid = oid[i], .timeout_s = i ? 77 : 0, .started = started,
+                   .notified = notified, .failed = failed, .stopped = stopped },
+        };
+        rados_librados.watch_start(pool, &t[i].w);
+        wait_for(&t[i].started, 1);
+        CHECK_EQ(t[i].start_result, 0);
+    }
+    CHECK_EQ(watch_timeout_of(oid[1]), 77);
+    CHECK(watch_timeout_of(oid[0]) > 0);
+    CHECK(watch_timeout_of(oid[0]) != 77);
+    watch_end(&t[0]);
+    watch_end(&t[1]);
 }
 
 /* ---- cancel and late references ---------------------------------------- */
@@ -1081,6 +1309,202 @@ static int open_cluster(const char *path, bool own, const struct pinrbd_kv *kv,
     return pinrbd_cluster_open(&o, ret, reterr);
 }
 
+/* A connection of its own as client.@user, with @key if not NULL. */
+static struct pinrbd_cluster *open_as(const char *user, const char *key,
+                                      const char *timeout,
+                                      struct rados_pool **ret_pool)
+{
+    struct pinrbd_kv kv[2];
+    struct pinrbd_cluster_options o = {
+        .size = sizeof(o), .conf = conf, .user = user, .own_handle = true,
+        .options = kv,
+    };
+    struct pinrbd_cluster *c;
+    struct pinrbd_error err;
+
+    if (key) {
+        kv[o.n_options++] = (struct pinrbd_kv){ "key", key };
+    }
+    if (timeout) {
+        kv[o.n_options++] =
+            (struct pinrbd_kv){ "rados_mon_op_timeout", timeout };
+    }
+    if (pinrbd_cluster_open(&o, &c, &err) < 0) {
+        g_error("%s", err.text);
+    }
+    if (rados_librados.pool_open(c->conn, pool_name, "", ret_pool) < 0) {
+        g_error("pool_open");
+    }
+    return c;
+}
+
+static void close_as(struct pinrbd_cluster *c, struct rados_pool *p)
+{
+    rados_librados.pool_close(p);
+    pinrbd_cluster_close(c);
+}
+
+/*
+ * client.transport_test, who may look and no more.  Who may write to the pool
+ * may have snapshot ids of it, whatever the monitors' capability says.
+ */
+static char *limited_key(void)
+{
+    const char *cmd =
+        "{\"prefix\": \"auth get-or-create-key\", "
+        "\"entity\": \"client.transport_test\", "
+        "\"caps\": [\"mon\", \"allow r\", \"osd\", \"allow r\"]}";
+    char *out = NULL;
+    size_t len = 0;
+    char *key;
+
+    CHECK_EQ(rados_mon_command(side, &cmd, 1, NULL, 0, &out, &len, NULL, NULL),
+             0);
+    key = g_strstrip(g_strndup(out, len));
+    rados_buffer_free(out);
+    return key;
+}
+
+static int write_in(struct rados_pool *p, const char *oid)
+{
+    struct test_op t = { 0 };
+    struct iovec iov = { (char[]){ "x" }, 1 };
+    struct rados_step steps[] = {
+        { .kind = RADOS_WRITE_FULL, .iov = &iov, .n_iov = 1 },
+    };
+
+    start_in(p, &t, oid, RADOS_OP_WRITE, steps, 1);
+    return finish(&t);
+}
+
+static bool is_denied(int r)
+{
+    return r == -EPERM || r == -EACCES;
+}
+
+static void test_snap_ids(void)
+{
+    g_autofree char *oid = g_strdup_printf(PREFIX "id.%" PRIu64,
+        rados_librados.conn_instance(cluster->conn));
+    g_autofree char *key = limited_key();
+    struct rados_step write[] = {
+        { .kind = RADOS_WRITE_FULL, .n_iov = 1,
+          .iov = &(struct iovec){ (char[]){ "22" }, 2 } },
+    };
+    struct rados_snapc snapc = { 0 };
+    struct test_op t = { 0 };
+    struct pinrbd_cluster *c;
+    struct rados_pool *p;
+    struct rados_pool *at_snap;
+    uint64_t id = 0;
+    uint64_t next = 0;
+    uint64_t none = 12345;
+    char buf[8];
+
+    CHECK_EQ(rados_librados.snap_alloc(pool, &id), 0);
+    CHECK_EQ(rados_librados.snap_alloc(pool, &next), 0);
+    CHECK(id > 0 && next > id);
+
+    CHECK_EQ(write_object(oid, "1", 1), 0);
+    snapc = (struct rados_snapc){ id, 1, &id };
+    t.op.snapc = &snapc;
+    CHECK_EQ(RUN(&t, oid, RADOS_OP_WRITE, write), 0);
+    CHECK_EQ(rados_librados.pool_open_id(cluster->conn, pool->id, "", id,
+                                         &at_snap), 0);
+    CHECK_EQ(read_object(at_snap, oid, buf, sizeof(buf)), 1);
+
+    /* given back, its data goes, in the OSD's own time */
+    CHECK_EQ(rados_librados.snap_release(pool, id), 0);
+    while (read_object(at_snap, oid, buf, sizeof(buf)) != -ENOENT) {
+        g_usleep(10000);
+    }
+    CHECK_EQ(read_object(pool, oid, buf, sizeof(buf)), 2);
+    CHECK_EQ(rados_librados.snap_release(pool, id), 0);     /* no harm */
+    rados_librados.pool_close(at_snap);
+
+    c = open_as("transport_test", key, NULL, &p);
+    CHECK_EQ(read_object(p, oid, buf, sizeof(buf)), 2);
+    CHECK(is_denied(rados_librados.snap_alloc(p, &none)));
+    CHECK_EQ(none, 12345);
+    CHECK(is_denied(rados_librados.snap_release(p, next)));
+    close_as(c, p);
+    CHECK_EQ(rados_librados.snap_release(pool, next), 0);
+}
+
+/* In each form in which an address is met, and in none else. */
+static void test_blocklist(void)
+{
+    static const char *const prefixes[] = { "", "v1:", "v2:" };
+    const char *oid = PREFIX "blocklist";
+    g_autofree char *key = limited_key();
+    struct pinrbd_cluster *c;
+    struct pinrbd_cluster *other;
+    struct rados_pool *p;
+    struct rados_pool *q;
+    struct rados_conn *conn = cluster->conn;
+    char buf[8];
+
+    CHECK_EQ(write_object(oid, "", 0), 0);
+    CHECK_EQ(rados_librados.blocklist(conn, ""), -EINVAL);
+    CHECK_EQ(rados_librados.blocklist(conn, "nobody"), -EINVAL);
+    other = open_as("admin", NULL, NULL, &q);
+    for (size_t i = 0; i < G_N_ELEMENTS(prefixes); i++) {
+        struct test_watch w = {
+            .w = { .oid = oid, .started = started, .notified = notified,
+                   .failed = failed, .stopped = stopped },
+        };
+        g_autofree char *address = NULL;
+
+        c = open_as("admin", NULL, NULL, &p);
+        address = g_strconcat(prefixes[i],
+                              rados_librados.conn_address(c->conn), NULL);
+        CHECK_EQ(write_in(p, oid), 0);
+        rados_librados.watch_start(p, &w.w);
+        wait_for(&w.started, 1);
+        CHECK_EQ(w.start_result, 0);
+
+        CHECK_EQ(rados_librados.blocklist(conn, address), 0);
+        CHECK_EQ(write_in(p, oid), -ESHUTDOWN);
+        CHECK_EQ(read_object(p, oid, buf, sizeof(buf)), -ESHUTDOWN);
+        wait_for(&w.failed, 1);
+        CHECK_EQ(w.fail_result, -ENOTCONN);
+        rados_librados.watch_stop(p, &w.w);
+        wait_for(&w.stopped, 1);
+        CHECK_EQ(w.after_stop, 0);
+        close_as(c, p);
+    }
+    /* nobody else is hit */
+    CHECK_EQ(write_in(q, oid), 0);
+    CHECK_EQ(write_in(pool, oid), 0);
+
+    c = open_as("transport_test", key, NULL, &p);
+    CHECK(is_denied(rados_librados.blocklist(
+        c->conn, rados_librados.conn_address(other->conn))));
+    CHECK_EQ(write_in(q, oid), 0);
+    close_as(c, p);
+    close_as(other, q);
+}
+
+/* What asks a monitor ends also when none answers. */
+static void test_no_monitor(void)
+{
+    struct pinrbd_cluster *c;
+    struct rados_pool *p;
+    uint64_t id;
+
+    if (!mon_pid) {
+        printf("  skipped: no monitor process given\n");
+        return;
+    }
+    c = open_as("admin", NULL, "2", &p);
+    CHECK_EQ(kill(mon_pid, SIGSTOP), 0);
+    CHECK_EQ(rados_librados.snap_alloc(p, &id), -ETIMEDOUT);
+    CHECK_EQ(rados_librados.snap_release(p, 1), -ETIMEDOUT);
+    CHECK_EQ(rados_librados.blocklist(c->conn, "127.0.0.1:0/1"), -ETIMEDOUT);
+    CHECK_EQ(kill(mon_pid, SIGCONT), 0);
+    close_as(c, p);
+}
+
 struct opener {
     const struct pinrbd_kv *kv;
     size_t n;
@@ -1226,14 +1650,20 @@ static const struct {
     { "assert", test_assert },
     { "checksum", test_checksum },
     { "class-call", test_class_call },
+    { "many-calls", test_many_calls },
+    { "copyup", test_copyup },
     { "many-steps", test_many_steps },
     { "refused", test_refused },
     { "snapshots", test_snapshots },
+    { "snap-ids", test_snap_ids },
     { "order", test_order },
     { "watch", test_watch },
+    { "watch-timeout", test_watch_timeout },
     { "cancel", test_cancel },
     { "late", test_late },
     { "unstable-payload", test_unstable_payload },
+    { "blocklist", test_blocklist },
+    { "no-monitor", test_no_monitor },
     { "identity", test_identity },
     { "sharing", test_sharing },
     { "open-errors", test_open_errors },
@@ -1262,11 +1692,12 @@ int main(int argc, char **argv)
     conf = getenv("CEPH_CONF");
     if (!conf || argc < 2) {
         fprintf(stderr, "usage: CEPH_CONF=FILE transport_test POOL "
-                "[OSD_PID [NAME...]]\n");
+                "[OSD_PID [MON_PID [NAME...]]]\n");
         return 1;
     }
     pool_name = argv[1];
     osd_pid = argc > 2 ? atoi(argv[2]) : 0;
+    mon_pid = argc > 3 ? atoi(argv[3]) : 0;
     pinrbd_log_set(print_log, NULL, PINRBD_LOG_INFO);
 
     if (rados_create(&side, NULL) < 0 ||
@@ -1286,7 +1717,7 @@ int main(int argc, char **argv)
     for (size_t i = 0; i < G_N_ELEMENTS(tests); i++) {
         int before = failures;
 
-        if (wanted(tests[i].name, argv + MIN(argc, 3))) {
+        if (wanted(tests[i].name, argv + MIN(argc, 4))) {
             tests[i].fn();
             printf("%s %s\n", failures == before ? "ok  " : "FAIL",
                    tests[i].name);

@@ -15,18 +15,16 @@
 #
 # What discards leave of their unaligned ends is the client's choice, so those
 # made here are aligned to GRAIN, in images whose units are, too.
-import struct
-
 import rados
 import rbd
 
+from objectmap import Allow, ObjectMaps
 from peers import DEFAULT
 from qemu import expect
 
 K, M = 1 << 10, 1 << 20
 GRAIN = 64 * K
 OPERATIONS = 1 << 8
-NONEXISTENT, EXISTS, PENDING, EXISTS_CLEAN = range(4)
 
 
 class Place:
@@ -203,32 +201,14 @@ class Revisions:
 
     def maps(self, what, exact=True):
         """
-        The object map of each revision is valid and says NONEXISTENT of no
-        object that is there; with @exact, of each that is not. What fast-diff
-        calls unchanged since an older snapshot is the same there.
+        All object maps are as they must be; without @exact they may have
+        entries of objects that do not exist.
         """
-        with self.open(read_only=True) as image:
-            features, prefix = image.features(), image.block_name_prefix()
-            ids = {s['name']: s['id'] for s in image.list_snaps()}
-        if not features & rbd.RBD_FEATURE_OBJECT_MAP:
-            return
-        for snap, snap_id in [*ids.items(), (None, None)]:
-            where = f'{self.name}, {what}, map of {snap or "head"}'
-            with self.open(snap, read_only=True) as image:
-                expect(0, image.flags(), f'{where}: flags')
-                count = image.stat()['num_objs']
-            states = object_map(self.io, self.id, snap_id)
-            assert len(states) >= count, f'{where}: {len(states)} of {count}'
-            self.data.set_read(rados.LIBRADOS_SNAP_HEAD if snap_id is None
-                               else snap_id)
-            for n, state in enumerate(states):
-                there = exists(self.data, f'{prefix}.{n:016x}')
-                assert state != NONEXISTENT or not there, \
-                    f'{where}: object {n} exists, the map says it does not'
-                assert not exact or state == NONEXISTENT or there, \
-                    f'{where}: no object {n}, the map says {state}'
-                assert not exact or state != PENDING, f'{where}: {n} PENDING'
-        self.data.set_read(rados.LIBRADOS_SNAP_HEAD)
+        allow = Allow()
+        if not exact:
+            allow.absent = lambda revision, number: True
+        found = ObjectMaps(self.place.cluster, self.io, self.id).check(allow)
+        expect([], found, f'{self.name}, {what}: object maps')
 
 
 def read_all(disk, n):
@@ -241,13 +221,3 @@ def exists(io, oid):
         return True
     except rados.ObjectNotFound:
         return False
-
-
-def object_map(io, image_id, snap_id=None):
-    """States of all objects."""
-    oid = f'rbd_object_map.{image_id}'
-    if snap_id is not None:
-        oid += f'.{snap_id:016x}'
-    _, raw = io.execute(oid, 'rbd', 'object_map_load', b'')
-    n, = struct.unpack_from('<Q', raw, 10)
-    return [raw[18 + i // 4] >> 6 - 2 * (i % 4) & 3 for i in range(n)]

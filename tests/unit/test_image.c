@@ -11,6 +11,7 @@
 #include <string.h>
 
 #include "cluster.h"
+#include "codec.h"
 #include "disk.h"
 #include "fake_timer.h"
 
@@ -706,10 +707,12 @@ static void test_resize_read_only(void **state)
 }
 
 static struct pinrbd_create_options create_options;
+static struct pinrbd_cluster *create_on;    /* NULL: the disk's */
 
 static int do_create(struct disk *disk)
 {
-    return pinrbd_image_create(disk->cluster, &create_options, &disk->err);
+    return pinrbd_image_create(create_on ? create_on : disk->cluster,
+                               &create_options, &disk->err);
 }
 
 static int try_create(void)
@@ -731,18 +734,44 @@ static void check_create(int r)
     expect_nothing_made();
 }
 
+/* What the pool says: names and values, NULL ends them. */
+static void set_pool_conf(const char *const *pairs)
+{
+    uint8_t bytes[2048];
+    uint32_t n = 0;
+    struct penc e;
+
+    while (pairs && pairs[2 * n]) {
+        n++;
+    }
+    penc_init(&e, bytes, sizeof(bytes));
+    penc_u32(&e, n + 1);
+    for (uint32_t i = 0; i < n; i++) {
+        g_autofree char *name = g_strconcat("conf_", pairs[2 * i], NULL);
+
+        penc_string(&e, name);
+        penc_string(&e, pairs[2 * i + 1]);
+    }
+    penc_string(&e, "conf_rbd_default_snapshot_quiesce_mode");
+    penc_string(&e, "required");
+    fake_object_put(FAKE_POOL_RBD, "", "rbd_info", "", 0);
+    fake_override("rbd_info", "metadata_list", bytes, penc_len(&e));
+}
+
 static void test_create(void **state)
 {
     struct pinrbd_image_info info = { .size = sizeof(info) };
 
+    create_on = NULL;
     create_options = (struct pinrbd_create_options) {
         .size = sizeof(create_options), .pool = "rbd", .image = "fresh",
         .data_pool = "data", .image_size = 5 << 20, .order = 20,
         .stripe_unit = 65536, .stripe_count = 4,
         .features = PINRBD_FEATURE_LAYERING,
     };
-    /* two pools, directory, id, header, striping */
-    assert_int_equal(fail_each(try_create, check_create), 6);
+    set_pool_conf(NULL);
+    /* pool, its configuration, data pool, directory, id, header, striping */
+    assert_int_equal(fail_each(try_create, check_create), 8);
     d.o.image = "fresh";
     assert_int_equal(disk_open(&d), 0);
     pinrbd_image_info(d.image, &info);
@@ -760,6 +789,179 @@ static void test_create(void **state)
     /* the name is taken now */
     assert_int_equal(try_create(), -EEXIST);
     expect_words("fresh");
+}
+
+/* With an object map: one more step, and it says that there is nothing. */
+static void test_create_with_map(void **state)
+{
+    struct pinrbd_image_info info = { .size = sizeof(info) };
+    g_autofree char *header = NULL;
+    struct fake_image *made;
+
+    set_pool_conf(NULL);
+    create_options = (struct pinrbd_create_options) {
+        .size = sizeof(create_options), .pool = "rbd", .image = "fresh",
+        .image_size = (5 << 20) + 1, .order = 20,
+        .features = FAKE_DEFAULT_FEATURES,
+    };
+    /* pool twice, its configuration, directory, id, header, map */
+    assert_int_equal(fail_each(try_create, check_create), 7);
+    d.o.image = "fresh";
+    assert_int_equal(disk_open(&d), 0);
+    pinrbd_image_info(d.image, &info);
+    header = g_strdup_printf("rbd_header.%s", info.id);
+    made = fake_image_find(header);
+    assert_non_null(made);
+    assert_int_equal(made->features, FAKE_DEFAULT_FEATURES);
+    assert_int_equal(fake_map_entries(made, RADOS_NOSNAP), 6);
+    assert_null(fake_map_check(made));
+}
+
+/* What is not said comes from the pool, then from the client, then librbd. */
+static void test_create_defaults(void **state)
+{
+    static const struct {
+        const char *pool[9];
+        struct pinrbd_kv client[4];
+        struct pinrbd_create_options said;
+        uint64_t features, object_size, unit, count;
+        int data_pool;
+    } cases[] = {
+        { .features = 0x3d },
+        { .client = { { "rbd_default_features", "layering,exclusive-lock" } },
+          .features = 5 },
+        { .client = { { "rbd_default_features", "13" } }, .features = 13 },
+        { .client = { { "rbd_default_features", "0" } }, .features = 0 },
+        { .client = { { "rbd_default_features", "layering, striping" } },
+          .features = 1 },
+        { .pool = { "rbd_default_features", "1" },
+          .client = { { "rbd_default_features", "13" } }, .features = 1 },
+        { .pool = { "rbd_default_features", "1" }, .said.features = 5,
+          .features = 5 },
+        { .pool = { "rbd_default_order", "14" }, .features = 0x3d,
+          .object_size = 16384 },
+        { .pool = { "rbd_default_order", "14" }, .said.order = 13,
+          .features = 0x3d, .object_size = 8192 },
+        { .client = { { "rbd_default_order", "15" } }, .features = 0x3d,
+          .object_size = 32768 },
+        { .pool = { "rbd_default_stripe_unit", "64K",
+                    "rbd_default_stripe_count", "4" },
+          .features = 0x3f, .unit = 65536, .count = 4 },
+        { .pool = { "rbd_default_stripe_unit", "8192" },
+          .client = { { "rbd_default_stripe_count", "2" },
+                      { "rbd_default_order", "16" } },
+          .features = 0x3f, .object_size = 65536, .unit = 8192, .count = 2 },
+        { .pool = { "rbd_default_stripe_unit", "1Mi" }, .features = 0x3d },
+        { .pool = { "rbd_default_stripe_unit", "64K",
+                    "rbd_default_stripe_count", "4" },
+          .said = { .stripe_unit = 1 << 20, .stripe_count = 2 },
+          .features = 0x3f, .unit = 1 << 20, .count = 2 },
+        { .pool = { "rbd_default_data_pool", "data" }, .features = 0xbd,
+          .data_pool = FAKE_POOL_DATA },
+        { .client = { { "rbd_default_data_pool", "data" } },
+          .features = 0xbd, .data_pool = FAKE_POOL_DATA },
+        { .pool = { "rbd_default_data_pool", "" },
+          .client = { { "rbd_default_data_pool", "data" } },
+          .features = 0x3d },
+        { .pool = { "rbd_default_data_pool", "rbd" }, .features = 0x3d },
+        { .pool = { "rbd_default_data_pool", "data" },
+          .said.data_pool = "rbd", .features = 0x3d },
+    };
+
+    for (size_t i = 0; i < G_N_ELEMENTS(cases); i++) {
+        struct pinrbd_image_info info = { .size = sizeof(info) };
+        struct pinrbd_cluster_options co = {
+            .size = sizeof(co), .options = cases[i].client,
+        };
+        g_autofree char *name = g_strdup_printf("fresh%zu", i);
+        uint64_t object_size = cases[i].object_size ?: 4 << 20;
+
+        while (cases[i].client[co.n_options].key) {
+            co.n_options++;
+        }
+        assert_int_equal(cluster_open(&fake_rados, &co, &create_on, &d.err),
+                         0);
+        set_pool_conf(cases[i].pool);
+        create_options = cases[i].said;
+        create_options.size = sizeof(create_options);
+        create_options.pool = "rbd";
+        create_options.image = name;
+        create_options.image_size = 5 << 20;
+        assert_int_equal(try_create(), 0);
+        pinrbd_cluster_close(create_on);
+        d.o.image = name;
+        assert_int_equal(disk_open(&d), 0);
+        pinrbd_image_info(d.image, &info);
+        assert_int_equal(info.features, cases[i].features);
+        assert_int_equal(info.object_size, object_size);
+        assert_int_equal(info.stripe_unit, cases[i].unit ?: object_size);
+        assert_int_equal(info.stripe_count, cases[i].count ?: 1);
+        assert_int_equal(info.data_pool_id,
+                         cases[i].data_pool ?: FAKE_POOL_RBD);
+        disk_close(&d);
+    }
+    create_on = NULL;
+}
+
+static void test_create_bad_defaults(void **state)
+{
+    static const struct {
+        const char *pool[5];
+        int error;
+        const char *words;
+    } cases[] = {
+        { { "rbd_default_features", "layering,frob" }, -EINVAL,
+          "rbd_default_features cannot be 'layering,frob'" },
+        { { "rbd_default_features", "125" }, -ENOTSUP, "(journaling)" },
+        { { "rbd_default_features", "9" }, -EINVAL,
+          "object-map needs exclusive-lock" },
+        { { "rbd_default_features", "21" }, -EINVAL,
+          "fast-diff needs object-map" },
+        { { "rbd_default_order", "x" }, -EINVAL,
+          "rbd_default_order cannot be 'x'" },
+        { { "rbd_default_order", "300" }, -EINVAL, "do not go together" },
+        { { "rbd_default_stripe_unit", "-1" }, -EINVAL,
+          "rbd_default_stripe_unit cannot be '-1'" },
+        { { "rbd_default_stripe_unit", "99999999999999999999E",
+            "rbd_default_stripe_count", "2" }, -EINVAL,
+          "do not go together" },
+        { { "rbd_default_stripe_unit", "4Kx" }, -EINVAL,
+          "rbd_default_stripe_unit cannot be '4Kx'" },
+        { { "rbd_default_data_pool", "none" }, -ENOENT,
+          "data pool 'none'" },
+    };
+    static const uint8_t cut[] = { 1, 0, 0, 0, 4, 0, 0, 0, 'c', 'o' };
+    char longer[300];
+
+    create_options = (struct pinrbd_create_options) {
+        .size = sizeof(create_options), .pool = "rbd", .image = "fresh",
+        .image_size = 5 << 20,
+    };
+    for (size_t i = 0; i < G_N_ELEMENTS(cases); i++) {
+        set_pool_conf(cases[i].pool);
+        assert_int_equal(try_create(), cases[i].error);
+        expect_error(cases[i].error);
+        expect_words(cases[i].words);
+        expect_nothing_made();
+    }
+    memset(longer, '1', sizeof(longer) - 1);
+    longer[sizeof(longer) - 1] = '\0';
+    set_pool_conf((const char *[]) { "rbd_default_features", longer, NULL });
+    assert_int_equal(try_create(), -EINVAL);
+    expect_words("rbd_default_features");
+    fake_override("rbd_info", "metadata_list", cut, sizeof(cut));
+    assert_int_equal(try_create(), -EBADMSG);
+    expect_error(-EBADMSG);
+    expect_nothing_made();
+
+    /* a client that may not ask, or a pool that was never asked to be one */
+    for (unsigned i = 0; i < 2; i++) {
+        create_options.image = i ? "fresh1" : "fresh0";
+        fake_fault_add(&(struct fake_fault) {
+            .match = "call rbd_info *", .err = i ? -EPERM : -ENOENT,
+        });
+        assert_int_equal(try_create(), 0);
+    }
 }
 
 static void test_create_refused(void **state)
@@ -782,6 +984,7 @@ static void test_create_refused(void **state)
         { .image = "x", .ns = "nons" },
     };
 
+    set_pool_conf(NULL);
     for (size_t i = 0; i < G_N_ELEMENTS(cases); i++) {
         int r;
 
@@ -1218,6 +1421,9 @@ int main(void)
         OPEN_TEST(test_resize_against_another),
         OPEN_TEST(test_resize_read_only),
         TEST(test_create),
+        TEST(test_create_with_map),
+        TEST(test_create_defaults),
+        TEST(test_create_bad_defaults),
         TEST(test_create_refused),
         OPEN_TEST(test_update),
         OPEN_TEST(test_other_messages),
