@@ -408,6 +408,17 @@ static int ask_owner(struct pinrbd_image *image,
     return go_on ? 0 : -ECANCELED;
 }
 
+/* An attempt ended, but its lock may be on disk under @cookie. */
+static void left_behind(struct pinrbd_image *image, const char *cookie)
+{
+    g_autoptr(GMutexLocker) locker = g_mutex_locker_new(&image->lock);
+
+    if (cookie != image->lk.cookie) {
+        g_strlcpy(image->lk.cookie, cookie, sizeof(image->lk.cookie));
+    }
+    image->lk.left = true;
+}
+
 /*
  * Get the lock on the header.  0: it is ours, image->lk has the cookie; 1: it
  * is not needed any more; -EROFS, -EBUSY: refused; -ECANCELED: to end.
@@ -480,6 +491,7 @@ static int lock_header(struct pinrbd_image *image)
             if (r == -EBUSY || r == -EEXIST) {
                 continue;       /* somebody was faster, or we were: look */
             }
+            left_behind(image, cookie);
         }
         if (r == -EPERM || r == -EACCES) {
             plog(PINRBD_LOG_ERROR, "image '%s': writes fail without its "
@@ -494,6 +506,7 @@ static int lock_header(struct pinrbd_image *image)
     g_strlcpy(lk->cookie, cookie, sizeof(lk->cookie));
     lk->handle = handle;
     lk->owned = true;
+    lk->left = false;
     g_mutex_unlock(&image->lock);
     return 0;
 }
@@ -662,8 +675,8 @@ static void acquire(struct pinrbd_image *image)
     r = lock_header(image);
     if (r == 0) {
         r = take_over(image);
-        if (r) {
-            (void)unlock(image, soon());
+        if (r && unlock(image, soon()) < 0) {
+            left_behind(image, lk->cookie);
         }
     }
     g_mutex_lock(&image->lock);
@@ -785,6 +798,11 @@ static void release(struct pinrbd_image *image)
         r = unlock(image, soon());
     } while (r < 0 && can_retry(image, r, "give its lock back"));
 
+    if (r < 0) {
+        left_behind(image, lk->cookie);
+        none_now(image, 0);
+        return;
+    }
     g_mutex_lock(&image->lock);
     lk->released++;
     lk->hold_off_until_us = g_get_monotonic_time() +
@@ -962,7 +980,8 @@ void image_lock_close(struct pinrbd_image *image, gint64 deadline_us)
     while (lk->job) {
         g_cond_wait(&image->changed, &image->lock);
     }
-    owned = lk->owned && !image->dead;
+    owned = (lk->owned || lk->left) && !image->dead;
+    lk->left = false;
     g_mutex_unlock(&image->lock);
     if (owned) {
         if (unlock(image, deadline_us) < 0) {
