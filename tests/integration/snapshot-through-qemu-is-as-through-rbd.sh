@@ -20,7 +20,7 @@ import sys
 
 from peers import connect, sound
 from qemu import Load, Qemu, environment, expect
-from revisions import K, M, Place, Revisions
+from revisions import M, Place, Revisions
 
 POOL = os.environ['pool']
 SEED = int(sys.argv[1]) if sys.argv[1] else random.randrange(1 << 32)
