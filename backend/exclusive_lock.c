@@ -974,6 +974,7 @@ void image_lock_close(struct pinrbd_image *image, gint64 deadline_us)
 {
     struct image_lock *lk = &image->lk;
     bool owned;
+    int r;
 
     g_mutex_lock(&image->lock);
     g_cond_broadcast(&image->changed);
@@ -984,13 +985,16 @@ void image_lock_close(struct pinrbd_image *image, gint64 deadline_us)
     lk->left = false;
     g_mutex_unlock(&image->lock);
     if (owned) {
-        if (unlock(image, deadline_us) < 0) {
+        r = unlock(image, deadline_us);
+        if (r < 0) {
             plog(PINRBD_LOG_WARN, "image '%s': its lock could not be given "
                  "back; others take it when our watch is gone", image->spec);
         }
         lk->released++;
         none_now(image, 0);
-        notify_all(image, NOTIFY_RELEASED_LOCK, lk->handle);
+        if (r == 0) {
+            notify_all(image, NOTIFY_RELEASED_LOCK, lk->handle);
+        }
     } else {
         image_set_map(image, NULL);
     }

@@ -118,29 +118,59 @@ int rados_query_sync(struct rados_pool *pool, const char *oid,
     return r;
 }
 
+/*
+ * A notify cannot be taken back: whoever gives up waiting for it leaves it to
+ * its callback.
+ */
+struct notified {
+    unsigned refs;              /* atomic: the sender's, and the callback's */
+    const struct rados_transport *t;
+    struct waiter w;
+    struct rados_notify n;
+    char *oid;
+};
+
+static void notified_unref(struct notified *s)
+{
+    if (__atomic_sub_fetch(&s->refs, 1, __ATOMIC_ACQ_REL) == 0) {
+        s->t->notify_release(&s->n);
+        waiter_clear(&s->w);
+        g_free(s->oid);
+        g_free(s);
+    }
+}
+
 static void notify_done(struct rados_notify *n)
 {
-    waiter_wake(n->opaque, n->result);
+    struct notified *s = n->opaque;
+
+    waiter_wake(&s->w, n->result);
+    notified_unref(s);
 }
 
 int rados_notify_sync(struct rados_pool *pool, const char *oid,
                       const void *payload, size_t len, unsigned timeout_ms,
                       GByteArray *reply)
 {
-    struct waiter w;
-    struct rados_notify n = {
-        .oid = oid, .payload = payload, .payload_len = len,
-        .timeout_ms = timeout_ms, .done = notify_done, .opaque = &w,
-    };
+    struct notified *s = g_new0(struct notified, 1);
     int r;
 
-    waiter_init(&w);
-    pool->t->notify(pool, &n);
-    waiter_wait(&w, 0, &r);
-    if (reply && n.reply.len) {
-        g_byte_array_append(reply, n.reply.data, n.reply.len);
+    s->refs = 2;
+    s->t = pool->t;
+    s->oid = g_strdup(oid);
+    waiter_init(&s->w);
+    s->n = (struct rados_notify) {
+        .oid = s->oid, .payload = payload, .payload_len = len,
+        .timeout_ms = timeout_ms, .done = notify_done, .opaque = s,
+    };
+    pool->t->notify(pool, &s->n);
+    if (!waiter_wait(&s->w, deadline_after(2 * timeout_ms), &r)) {
+        notified_unref(s);      /* no OSD is there to time it out */
+        return -ETIMEDOUT;
     }
-    pool->t->notify_release(&n);
-    waiter_clear(&w);
+    if (reply && s->n.reply.len) {
+        g_byte_array_append(reply, s->n.reply.data, s->n.reply.len);
+    }
+    notified_unref(s);
     return r;
 }

@@ -21,7 +21,7 @@ import sys
 import rbd
 from peers import connect, owner_of, tool
 from qemu import Qemu, expect
-from revisions import DEFAULT, GRAIN, K, M, Place, Revisions
+from revisions import DEFAULT, GRAIN, M, Place, Revisions
 
 POOL = os.environ['pool']
 SEED = int(sys.argv[1]) if sys.argv[1] else random.randrange(1 << 32)

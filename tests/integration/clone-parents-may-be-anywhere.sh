@@ -24,8 +24,8 @@ import sys
 
 import rbd
 from peers import connect, tool
-from qemu import Qemu, expect
-from revisions import GRAIN, K, M, Place, Revisions
+from qemu import Qemu
+from revisions import GRAIN, M, Place, Revisions
 
 SEED = int(sys.argv[1]) if sys.argv[1] else random.randrange(1 << 32)
 print(f'seed {SEED}')

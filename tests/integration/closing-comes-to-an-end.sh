@@ -8,7 +8,8 @@ requires qemu-storage-daemon
 requires_module
 own_cluster --osds 1
 new_pool pool
-rbd create "$pool/i" --size 64M --image-feature layering
+rbd create "$pool/plain" --size 64M --image-feature layering
+rbd create "$pool/owned" --size 64M
 
 export pool cluster top
 qemu_python <<'PY'
@@ -18,14 +19,24 @@ import subprocess
 from qemu import Qemu, expect
 
 POOL = os.environ['pool']
+
+
+def said(image, text):
+    return f"qemu-storage-daemon: warning: rbd: image '{POOL}/{image}': {text}\n"
+
+
+GONE = 'the cluster does not answer; its watch is left to expire and its ' \
+    'connection stays open'
+LOCK = 'its lock could not be given back; others take it when our watch is gone'
 with Qemu.storage_daemon() as qsd:
-    qsd.add(node_name='n', pool=POOL, image='i')
-    with qsd.nbd('n') as disk:
-        disk.write(0, b'x' * 4096)
+    for image in 'plain', 'owned':
+        qsd.add(node_name=image, pool=POOL, image=image)
+        with qsd.nbd(image) as disk:
+            disk.write(0, b'x' * 4096)
     subprocess.check_call([os.environ['top'] + '/tests/cluster/cluster',
                            'kill-osd', os.environ['cluster'], '0', 'STOP'])
-    qsd.cmd('blockdev-del', node_name='n')
-    expect(f"qemu-storage-daemon: warning: rbd: image '{POOL}/i': the cluster "
-           'does not answer; its watch is left to expire and its connection '
-           'stays open\n', qsd.log())
+    for image in 'plain', 'owned':
+        qsd.cmd('blockdev-del', node_name=image)
+    expect(said('plain', GONE) + said('owned', LOCK) + said('owned', GONE),
+           qsd.log())
 PY

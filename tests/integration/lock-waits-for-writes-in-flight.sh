@@ -1,11 +1,10 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: GPL-2.0-or-later
 #
-# Another client asks for the lock while writes of ours are on their way to an
-# OSD that does not answer. It does not get the lock before they are done:
-# what it does to the image next, a snapshot, would come between. Meanwhile
-# new writes of ours wait, reads go on, and the owner keeps saying that it is
-# there.
+# Another client asks for the lock, or for a snapshot, while writes of ours are
+# on their way to an OSD that does not answer. It gets neither before they are
+# done: else they would change a snapshot that is there. New writes of ours
+# wait meanwhile, reads go on, and nobody takes us for dead.
 . "$(dirname "${BASH_SOURCE[0]}")/../lib/functions.sh"
 requires qemu-storage-daemon rados
 requires_module
@@ -20,8 +19,8 @@ import signal
 import time
 
 import rbd
-from peers import (RELEASED, REQUEST, Librbd, Notifies, blocklist, connect,
-                   create, owner_of, sound, tool)
+from peers import (RELEASED, REQUEST, SNAP_CREATE, Librbd, Notifies,
+                   blocklist, connect, create, owner_of, sound, tool)
 from qemu import Nbd, Qemu, expect, wait_for
 
 POOL = os.environ['pool']
@@ -72,36 +71,44 @@ with Qemu.storage_daemon() as qsd, Librbd(POOL, name) as peer:
     notifies = Notifies(io, image_id)
 
     bad = pid_of(1 - good)
-    os.kill(bad, signal.SIGSTOP)
-    try:
-        wait_for('the OSD stands still', lambda: stands_still(bad))
-        flying = [disk.send(Nbd.WRITE, i * M, 512, b'flying' + bytes(506))
-                  for i in there]
-        # Answered ones show that those above are on their way.
-        disk.write(here[0] * M, b'answer' + bytes(506))
-        snap = peer.send('snap_create', 's')
-        theirs = peer.send_write(here[1] * M, b'theirs' + bytes(506))
-        wait_for('librbd asks', lambda: notifies.count(REQUEST))
-        late = disk.send(Nbd.WRITE, here[0] * M, 512, b'late' + bytes(508))
-        assert disk.read(here[0] * M, 4) in (b'answ', b'late')
-        time.sleep(2)       # for what must not happen
-        expect(owner, owner_of(POOL, name), 'who owns while a write flies')
-        expect(0, notifies.count(RELEASED),
-               f'times the lock was given back: {notifies.seen}')
-        assert not set(flying) & set(disk.done), 'they were not in flight'
-    finally:
-        os.kill(bad, signal.SIGCONT)
-    for handle in flying:
-        disk.finish(handle)
-    disk.finish(late)
-    peer.finish(snap)
-    peer.finish(theirs)
-    with rbd.Image(io, name, 's', read_only=True) as image:
-        for i in there:
-            expect(b'flying', disk.read(i * M, 6))
-            expect(b'flying', image.read(i * M, 6), 'in the snapshot')
-    expect(b'late', disk.read(here[0] * M, 4))
+    for turn, asked, start in (
+            (b'write', REQUEST, lambda: peer.send_write(
+                here[1] * M, b'theirs' + bytes(506))),
+            (b'snaps', SNAP_CREATE, lambda: peer.send('snap_create', 's'))):
+        before = len(notifies.seen)
+        os.kill(bad, signal.SIGSTOP)
+        try:
+            wait_for('the OSD stands still', lambda: stands_still(bad))
+            flying = [disk.send(Nbd.WRITE, i * M, 512, turn + bytes(507))
+                      for i in there]
+            # Its answer shows that those above are on their way.
+            disk.write(here[0] * M, b'early' + bytes(507))
+            theirs = start()
+            wait_for('librbd asks', lambda: asked in [
+                n for n, _ in notifies.seen[before:]])
+            late = disk.send(Nbd.WRITE, here[0] * M, 512, b'late-' + bytes(507))
+            assert disk.read(here[0] * M, 5) in (b'early', b'late-')
+            time.sleep(2)       # for what must not happen
+            expect(owner, owner_of(POOL, name), 'owner while a write flies')
+            assert RELEASED not in [n for n, _ in notifies.seen[before:]]
+            expect('[]', tool('rbd', 'snap', 'ls', '--format', 'json',
+                              f'{POOL}/{name}').strip())
+            assert not set(flying) & set(disk.done), 'they were not in flight'
+        finally:
+            os.kill(bad, signal.SIGCONT)
+        for handle in flying:
+            disk.finish(handle)
+        disk.finish(late)
+        peer.finish(theirs)
+        wait_for('ours has it', lambda: owner_of(POOL, name) == owner)
     expect(b'theirs', disk.read(here[1] * M, 6))
+    with rbd.Image(io, name, 's', read_only=True) as image:
+        before = image.read(0, 16 * M)
+        for i in there:
+            expect(b'snaps', before[i * M:i * M + 5], 'in the snapshot')
+        for i in range(16):
+            disk.write(i * M, b'after' + bytes(507))
+        assert before == image.read(0, 16 * M), 'the snapshot has changed'
     expect([], blocklist())
     notifies.close()
     disk.close()

@@ -98,7 +98,8 @@ def resized(name, features):
             writes.start()
             disk.write(11 * M, b'new' * 1000)
             expect(b'new' * 1000, image.read(11 * M, 3000))
-            # Cut it behind our back: block layer and NBD still believe in 12 MiB.
+            # Cut it behind our back: block layer and NBD go on to believe in
+            # 12 MiB.
             image.resize(3 * M)
             writes.some()
             writes.end()
@@ -142,7 +143,7 @@ def resized(name, features):
 for features in PLAIN, DEFAULT:
     resized(f'i{features:x}', features)
 
-# --- grown by QEMU, under a guest's disk ----------------------------------------
+# --- grown by QEMU, under a guest's disk --------------------------------------
 
 image = create('d', 8 * M)
 with Qemu.system('-blockdev', f'rbd,node-name=n,pool={POOL},image=d',

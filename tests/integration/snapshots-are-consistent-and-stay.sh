@@ -28,7 +28,7 @@ from concurrent.futures import ThreadPoolExecutor
 import rbd
 from peers import connect
 from qemu import Qemu, expect
-from revisions import DEFAULT, K, Place, Revisions
+from revisions import K, Place, Revisions
 
 POOL = os.environ['pool']
 SEED = int(sys.argv[1]) if sys.argv[1] else random.randrange(1 << 32)

@@ -33,6 +33,7 @@ DEFAULT = 0x3d
 
 # Numbers of librbd's notifies on a header.
 ACQUIRED, RELEASED, REQUEST, UPDATE, PROGRESS = range(5)
+SNAP_CREATE = 8
 
 
 def connect(pool):
