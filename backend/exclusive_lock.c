@@ -146,7 +146,11 @@ static void resend_parked(struct pinrbd_image *image, int error)
 
     g_mutex_lock(&image->lock);
     o = image->lk.parked;
-    image->lk.parked = NULL;
+    if (error == 0 && !image_may_write_locked(image)) {
+        o = NULL;               /* needed again already: they go on waiting */
+    } else {
+        image->lk.parked = NULL;
+    }
     g_mutex_unlock(&image->lock);
     for (; o; o = next) {
         next = o->list_next;
@@ -603,6 +607,7 @@ static void none_now(struct pinrbd_image *image, int error)
     g_mutex_lock(&image->lock);
     lk->state = LOCK_NONE;
     lk->owned = false;
+    lk->give_up = false;        /* whoever asked finds it free */
     lk->check = false;
     lk->map_lost = false;
     lk->waits_for[0] = '\0';
@@ -690,7 +695,7 @@ static void acquire(struct pinrbd_image *image)
     } else {
         none_now(image, r == -ECANCELED ? 0 : r);
         if (r == 1) {
-            image_gate(image, 0, GATE_LOCK);
+            image_gate_for_lock(image);
             resend_parked(image, 0);
         }
     }

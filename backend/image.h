@@ -107,6 +107,8 @@ void image_renew_lease(struct pinrbd_image *image);
 
 /* Close and open gates; what may go then goes. */
 void image_gate(struct pinrbd_image *image, unsigned set, unsigned clear);
+/* GATE_LOCK as the header and the lock's state want it. */
+void image_gate_for_lock(struct pinrbd_image *image);
 /* End with @error what waits at the gates. */
 void image_fail_waiting(struct pinrbd_image *image, int error);
 /* Both under the image's lock. */

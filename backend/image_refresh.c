@@ -337,6 +337,16 @@ static void lock_gate_locked(struct pinrbd_image *image,
     }
 }
 
+void image_gate_for_lock(struct pinrbd_image *image)
+{
+    struct request *waiting[QUEUES] = { NULL };
+
+    g_mutex_lock(&image->lock);
+    lock_gate_locked(image, waiting);
+    g_mutex_unlock(&image->lock);
+    dispatch(waiting);
+}
+
 void image_hold(struct pinrbd_image *image)
 {
     __atomic_add_fetch(&image->holds, 1, __ATOMIC_RELAXED);

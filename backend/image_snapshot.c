@@ -4,12 +4,13 @@
  *
  *   create     id (takes long: before anything waits); other clients quiesce;
  *              our writes wait and end; header; map copied
- *   remove     map merged into the next newer one; id given back; header
+ *   remove     map merged into the next newer one; header; id given back
  *   rollback   size; writes wait and end; map claims all; objects; map
  */
 #include "change.h"
 
 #include <errno.h>
+#include <inttypes.h>
 #include <string.h>
 
 #include "rados_sync.h"
@@ -144,11 +145,16 @@ static void unquiesce(struct pinrbd_image *image, uint64_t async_id,
 
 /* Writes are held, and the head stands still. */
 static int snap_take(struct pinrbd_image *image, const char *name,
-                     uint64_t *id, uint64_t flags, gint64 deadline_us)
+                     uint64_t *id, uint64_t flags, gint64 deadline_us,
+                     bool *ret_sent)
 {
     struct image_meta *meta = image_meta(image);
     int r = snap_add(image, name, id, deadline_us);
-    int mapped;
+    int mapped, used;
+
+    /* Given back while the header has it, the snapshot's data would go. */
+    *ret_sent = r == 0 || r == -ETIMEDOUT || r == -ECANCELED ||
+                r == -ESHUTDOWN;
 
     if (r == 0 && change_has_map(meta) && !(flags & SNAP_SKIP_OBJECT_MAP)) {
         mapped = map_copy(image, meta, *id, deadline_us);
@@ -158,8 +164,10 @@ static int snap_take(struct pinrbd_image *image, const char *name,
                                     deadline_us);
         }
     }
-    if (r == 0) {
-        r = change_use_header(image, deadline_us);
+    if (*ret_sent) {
+        /* before writes go on with a snapshot context that is old, perhaps */
+        used = change_use_header(image, change_deadline(image));
+        r = r < 0 ? r : used;
     }
     meta_unref(meta);
     return r;
@@ -172,6 +180,7 @@ int snapshot_create(struct pinrbd_image *image, const char *name,
     gint64 deadline_us = change_deadline(image);
     struct image_meta *meta = image_meta(image);
     bool taken = find_snap(meta, name) != NULL;
+    bool sent = false;
     uint64_t async_id;
     uint64_t id = 0;
     int r;
@@ -193,20 +202,16 @@ int snapshot_create(struct pinrbd_image *image, const char *name,
         r = change_stop_writes(image, deadline_us);
     }
     if (r == 0) {
-        r = snap_take(image, name, &id, flags, deadline_us);
+        r = snap_take(image, name, &id, flags, deadline_us, &sent);
         change_let_writes_go(image);
     }
     unquiesce(image, async_id, flags);
-    if (r < 0 && id) {
-        /* unless it came that far that the header has it */
-        meta = image_meta(image);
-        if (!find_snap(meta, name)) {
-            (void)t->snap_release(image->data_pool, id);
-        }
-        meta_unref(meta);
-        return r;
+    if (r < 0 && id && !sent) {
+        (void)t->snap_release(image->data_pool, id);
     }
-    change_tell_all(image);
+    if (sent) {
+        change_tell_all(image);     /* also where it is only perhaps there */
+    }
     return r;
 }
 
@@ -218,28 +223,46 @@ static int map_merge(struct pinrbd_image *image,
     g_autoptr(GByteArray) bits = g_byte_array_new();
     uint64_t newer = place ? meta->snap_ids[place - 1] : RADOS_NOSNAP;
     char oid[OBJECT_MAP_OID_MAX];
+    int r;
+
+    if (!(meta->features & PINRBD_FEATURE_FAST_DIFF)) {
+        return 0;
+    }
+    object_map_oid(oid, image->id, meta->snap_ids[place]);
+    r = rados_query_sync(image->md_pool, oid, "rbd", "object_map_load", NULL,
+                         0, deadline_us, bits);
+    if (r == 0) {
+        r = change_map_call(image, newer, "object_map_snap_remove",
+                            bits->data, bits->len, deadline_us);
+    }
+    if (r < 0 && r != -ESHUTDOWN) {
+        r = change_map_failed(image, meta, newer, r, deadline_us);
+    }
+    return r == -ENOENT ? 0 : r;
+}
+
+/* What is left of a snapshot that the header does not have any more. */
+static void snap_clear(struct pinrbd_image *image,
+                       const struct image_meta *meta, uint64_t id,
+                       gint64 deadline_us)
+{
+    char oid[OBJECT_MAP_OID_MAX];
     struct rados_step step = { .kind = RADOS_REMOVE };
     struct rados_op op = {
         .oid = oid, .steps = &step, .n_steps = 1, .flags = RADOS_OP_WRITE,
     };
-    int r = 0;
+    int r;
 
-    object_map_oid(oid, image->id, meta->snap_ids[place]);
-    if (meta->features & PINRBD_FEATURE_FAST_DIFF) {
-        r = rados_query_sync(image->md_pool, oid, "rbd", "object_map_load",
-                             NULL, 0, deadline_us, bits);
-        if (r == 0) {
-            r = change_map_call(image, newer, "object_map_snap_remove",
-                                bits->data, bits->len, deadline_us);
-        }
-        if (r < 0 && r != -ESHUTDOWN) {
-            r = change_map_failed(image, meta, newer, r, deadline_us);
-        }
+    object_map_oid(oid, image->id, id);
+    if (change_has_map(meta)) {
+        (void)rados_op_sync(image->md_pool, &op, deadline_us);
     }
-    if (r == 0) {
-        r = rados_op_sync(image->md_pool, &op, deadline_us);
+    r = image->md_pool->t->snap_release(image->data_pool, id);
+    if (r < 0) {
+        plog(PINRBD_LOG_WARN, "image '%s': the space of a removed snapshot "
+             "(id %" PRIu64 ") cannot be given back: %s", image->spec, id,
+             g_strerror(-r));
     }
-    return r == -ENOENT ? 0 : r;
 }
 
 /* May we remove it?  What concerns other images too is left to `rbd'. */
@@ -261,7 +284,6 @@ static int snap_may_go(const struct image_meta *meta,
 
 int snapshot_remove(struct pinrbd_image *image, const char *name)
 {
-    const struct rados_transport *t = image->md_pool->t;
     gint64 deadline_us = change_deadline(image);
     struct image_meta *meta;
     const struct header_snap *s;
@@ -285,13 +307,17 @@ int snapshot_remove(struct pinrbd_image *image, const char *name)
             change_let_writes_go(image);
         }
     }
-    if (r == 0) {
-        r = t->snap_release(image->data_pool, s->id);
-    }
+    /*
+     * The header refuses it for a clone or a protection that has come since we
+     * looked; the data goes only when nobody can find the snapshot any more.
+     */
     if (r == 0) {
         penc_init(&e, in, sizeof(in));
         penc_u64(&e, s->id);
         r = change_header_call(image, "snapshot_remove", &e, deadline_us);
+    }
+    if (r == 0) {
+        snap_clear(image, meta, s->id, deadline_us);
     }
     meta_unref(meta);
     if (r == 0) {

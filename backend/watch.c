@@ -486,8 +486,12 @@ bool watch_cookie(struct header_watch *hw, uint64_t *ret)
 {
     g_autoptr(GMutexLocker) locker = g_mutex_locker_new(&hw->lock);
 
+    /* The transport sets it, before it says that the watch has started. */
+    if (hw->state != WATCH_ON || hw->stop_wanted) {
+        return false;
+    }
     *ret = hw->w.cookie;
-    return hw->state == WATCH_ON && !hw->stop_wanted;
+    return true;
 }
 
 static void ack(struct header_watch *hw, uint64_t notify_id,
