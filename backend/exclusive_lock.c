@@ -412,14 +412,11 @@ static int ask_owner(struct pinrbd_image *image,
     return go_on ? 0 : -ECANCELED;
 }
 
-/* An attempt ended, but its lock may be on disk under @cookie. */
-static void left_behind(struct pinrbd_image *image, const char *cookie)
+/* A job ends without knowing whether the lock is on disk. */
+static void left_behind(struct pinrbd_image *image)
 {
     g_autoptr(GMutexLocker) locker = g_mutex_locker_new(&image->lock);
 
-    if (cookie != image->lk.cookie) {
-        g_strlcpy(image->lk.cookie, cookie, sizeof(image->lk.cookie));
-    }
     image->lk.left = true;
 }
 
@@ -495,7 +492,7 @@ static int lock_header(struct pinrbd_image *image)
             if (r == -EBUSY || r == -EEXIST) {
                 continue;       /* somebody was faster, or we were: look */
             }
-            left_behind(image, cookie);
+            left_behind(image);
         }
         if (r == -EPERM || r == -EACCES) {
             plog(PINRBD_LOG_ERROR, "image '%s': writes fail without its "
@@ -681,7 +678,7 @@ static void acquire(struct pinrbd_image *image)
     if (r == 0) {
         r = take_over(image);
         if (r && unlock(image, soon()) < 0) {
-            left_behind(image, lk->cookie);
+            left_behind(image);
         }
     }
     g_mutex_lock(&image->lock);
@@ -751,7 +748,7 @@ static int confirm(struct pinrbd_image *image)
 static void check(struct pinrbd_image *image)
 {
     struct image_lock *lk = &image->lk;
-    bool map_lost;
+    bool map_lost, ours;
     int r;
 
     image_gate(image, GATE_LOCK, 0);
@@ -763,7 +760,8 @@ static void check(struct pinrbd_image *image)
     g_mutex_unlock(&image->lock);
 
     r = confirm(image);
-    if (r == 0 && map_lost) {
+    ours = r == 0;
+    if (ours && map_lost) {
         image_set_map(image, NULL);
         r = take_over(image);
     }
@@ -772,7 +770,9 @@ static void check(struct pinrbd_image *image)
         return;
     }
     image_set_map(image, NULL);
-    if (r == 1) {
+    if (r < 0 || ours) {
+        left_behind(image);
+    } else {
         plog(PINRBD_LOG_WARN, "image '%s': its lock was taken away",
              image->spec);
     }
@@ -804,7 +804,7 @@ static void release(struct pinrbd_image *image)
     } while (r < 0 && can_retry(image, r, "give its lock back"));
 
     if (r < 0) {
-        left_behind(image, lk->cookie);
+        left_behind(image);
         none_now(image, 0);
         return;
     }
@@ -978,7 +978,8 @@ void image_lock_unpin(struct pinrbd_image *image)
 void image_lock_close(struct pinrbd_image *image, gint64 deadline_us)
 {
     struct image_lock *lk = &image->lk;
-    bool owned;
+    struct lock_owner owner;
+    bool owned, left;
     int r;
 
     g_mutex_lock(&image->lock);
@@ -986,9 +987,18 @@ void image_lock_close(struct pinrbd_image *image, gint64 deadline_us)
     while (lk->job) {
         g_cond_wait(&image->changed, &image->lock);
     }
-    owned = (lk->owned || lk->left) && !image->dead;
+    owned = lk->owned && !image->dead;
+    left = lk->left && !image->dead;
     lk->left = false;
     g_mutex_unlock(&image->lock);
+    if (left && !owned) {
+        r = lock_get_owner(image->md_pool, image->header_oid, deadline_us,
+                           &owner);
+        owned = r < 0 || (r > 0 && owner.gid == image_gid(image));
+        if (r > 0 && owned) {
+            g_strlcpy(lk->cookie, owner.cookie, sizeof(lk->cookie));
+        }
+    }
     if (owned) {
         r = unlock(image, deadline_us);
         if (r < 0) {

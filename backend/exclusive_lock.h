@@ -26,7 +26,7 @@ enum lock_state {
 struct image_lock {
     enum lock_state state;
     bool owned;             /* on disk, as far as we know */
-    bool left;              /* perhaps on disk: closing takes it away */
+    bool left;              /* perhaps on disk: closing looks */
     bool job;               /* a thread is at work on it */
     bool wanted;            /* writes or a control call wait for it */
     bool give_up;           /* another client waits for it */

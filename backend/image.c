@@ -893,7 +893,7 @@ bool pinrbd_image_extent_is_zero(struct pinrbd_image *image, uint64_t off,
     bool zero = false;
     uint64_t n;
 
-    image_view(image, &meta, &map);
+    (void)image_view(image, &meta, &map);
     *ret_len = len;
     if (map) {
         zero = piece_is_zero(image, meta, map, off, len, ret_len);

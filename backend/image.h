@@ -90,10 +90,13 @@ const char *image_user(const struct pinrbd_image *image);
 int image_notify(struct pinrbd_image *image, const struct notify_msg *m,
                  GByteArray *reply);
 
-/* References to the metadata, and to the map, in force. */
+/*
+ * References to the metadata, and to the map, in force.  image_view: 0, or why
+ * all I/O fails.
+ */
 struct image_meta *image_meta(struct pinrbd_image *image);
-void image_view(struct pinrbd_image *image, struct image_meta **ret_meta,
-                struct object_map **ret_map);
+int image_view(struct pinrbd_image *image, struct image_meta **ret_meta,
+               struct object_map **ret_map);
 /* Use @map, whose reference is taken (NULL: none), instead of the present. */
 void image_set_map(struct pinrbd_image *image, struct object_map *map);
 /*

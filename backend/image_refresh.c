@@ -121,13 +121,14 @@ struct image_meta *image_meta(struct pinrbd_image *image)
     return meta_ref(image->meta);
 }
 
-void image_view(struct pinrbd_image *image, struct image_meta **ret_meta,
-                struct object_map **ret_map)
+int image_view(struct pinrbd_image *image, struct image_meta **ret_meta,
+               struct object_map **ret_map)
 {
     g_autoptr(GMutexLocker) locker = g_mutex_locker_new(&image->lock);
 
     *ret_meta = meta_ref(image->meta);
     *ret_map = object_map_ref(image->map);
+    return image->dead;
 }
 
 void image_set_map(struct pinrbd_image *image, struct object_map *map)

@@ -362,7 +362,7 @@ static int objects_roll_back(struct pinrbd_image *image, uint64_t snap_id,
     struct image_meta *meta;
     int r = 0;
 
-    image_view(image, &meta, &head);
+    (void)image_view(image, &meta, &head);
     if (change_has_map(meta) && head) {
         change_map_home(image, meta, &home);
         snap = object_map_open_snap(&home, snap_id,

@@ -522,12 +522,19 @@ void object_request_send(struct object_request *o)
 
 void object_request_resend(struct object_request *o, int error)
 {
+    int dead;
+
     if (error < 0) {
         object_finish(o, error);
         return;
     }
     object_request_clear(o);
-    image_view(object_image(o), &o->meta, &o->map);
+    /* the view of a dead image has no map, which here means: none is needed */
+    dead = image_view(object_image(o), &o->meta, &o->map);
+    if (dead) {
+        object_finish(o, dead);
+        return;
+    }
     o->resends++;
     object_request_send(o);
 }

@@ -788,7 +788,8 @@ static int disk_snapshot_delete(BlockDriverState *bs, const char *id,
         error_setg(errp, "rbd need a valid snapshot name");
         return -EINVAL;
     }
-    if (id && strcmp(id, name)) {
+    /* empty when a transaction takes back what it has created */
+    if (id && id[0] && strcmp(id, name)) {
         error_setg(errp, "rbd do not support snapshot id, it should be NULL "
                    "or equal to snapshot name");
         return -EINVAL;

@@ -209,6 +209,7 @@ static int break_lock(struct fake_call *c,
     }
     i = entity == ENTITY_CLIENT ? find(*c->lock, gid, cookie) : -1;
     FAKE_CHECK(i < 0 || !g_str_has_prefix(c->oid, "rbd_header.") ||
+               gid == c->client->gid ||
                fenced(locker_at(*c->lock, i)->address),
                "the lock of a client that may still write is broken");
     return i < 0 ? -ENOENT : remove_locker(c, gid, cookie);

@@ -167,15 +167,19 @@ void watch_off_locked(struct watch *wt)
     queue_drop_locked(wt);
     for (guint i = 0; i < notifies->len; i++) {
         struct notify *nt = g_ptr_array_index(notifies, i);
+        bool missed = false;    /* else it may not have reached the object */
 
         for (guint k = 0; k < nt->acks->len; k++) {
             struct ack *a = &g_array_index(nt->acks, struct ack, k);
 
             if (a->ours && a->cookie == wt->cookie && a->state == ACK_NONE) {
                 a->state = ACK_MISSED;
+                missed = true;
             }
         }
-        notify_over_locked(nt);
+        if (missed) {
+            notify_over_locked(nt);
+        }
     }
 }
 

@@ -5,6 +5,7 @@
  */
 #include "check.h"
 
+#include <errno.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -13,6 +14,8 @@
 #include "fake_timer.h"
 
 static __thread bool submitting;
+static GMutex log_lock;
+static GPtrArray *log_heard;    /* under log_lock */
 
 static void resized(void *opaque)
 {
@@ -60,6 +63,8 @@ void disk_finish(struct disk *d)
     disk_close(d);
     pinrbd_cluster_close(d->cluster);
     fake_stop();
+    pinrbd_log_set(NULL, NULL, 0);
+    g_clear_pointer(&log_heard, g_ptr_array_unref);
 }
 
 /* ---- control calls -------------------------------------------------------- */
@@ -127,6 +132,13 @@ int background_drive(struct background *b)
         g_thread_yield();
     }
     return background_join(b);
+}
+
+void disk_turn(void)
+{
+    fake_run();
+    fake_clock_advance(50);
+    g_usleep(20);
 }
 
 /* ---- requests ------------------------------------------------------------ */
@@ -270,6 +282,16 @@ void io_expect(const struct io *io, int result)
     assert_int_equal(io->result, result);
 }
 
+int io_wait(struct io *io)
+{
+    int r;
+
+    DRIVE_UNTIL(io_done(io));
+    r = io->result;
+    io_free(io);
+    return r;
+}
+
 int write_result(struct disk *d, uint64_t off, size_t len)
 {
     struct io io;
@@ -310,6 +332,146 @@ void read_expect(struct disk *d, uint64_t off, size_t len, uint8_t fill)
         }
     }
     io_free(&io);
+}
+
+/* ---- the log ------------------------------------------------------------- */
+
+static void hear(void *opaque, enum pinrbd_log_level level, const char *line)
+{
+    g_autoptr(GMutexLocker) locker = g_mutex_locker_new(&log_lock);
+
+    g_ptr_array_add(log_heard, g_strdup(line));
+}
+
+void hear_log(void)
+{
+    if (!log_heard) {
+        log_heard = g_ptr_array_new_with_free_func(g_free);
+        pinrbd_log_set(hear, NULL, PINRBD_LOG_INFO);
+    }
+}
+
+unsigned heard(const char *match)
+{
+    g_autoptr(GMutexLocker) locker = g_mutex_locker_new(&log_lock);
+    unsigned n = 0;
+
+    for (guint i = 0; i < log_heard->len; i++) {
+        n += g_pattern_match_simple(match, g_ptr_array_index(log_heard, i));
+    }
+    return n;
+}
+
+void print_log(void)
+{
+    for (unsigned i = 0; i < fake_log_length(); i++) {
+        print_message("%u: %s\n", i, fake_log_line(i));
+    }
+    for (guint i = 0; log_heard && i < log_heard->len; i++) {
+        print_message("said: %s\n", (char *)g_ptr_array_index(log_heard, i));
+    }
+}
+
+unsigned line_of(const char *match, unsigned from)
+{
+    for (unsigned i = from; i < fake_log_length(); i++) {
+        if (g_pattern_match_simple(match, fake_log_line(i))) {
+            return i;
+        }
+    }
+    print_log();
+    fail_msg("no line '%s' from line %u on", match, from);
+    return 0;
+}
+
+void expect_line(const char *match)
+{
+    if (fake_log_count(match) != 1) {
+        print_log();
+        fail_msg("'%s' is there %u times", match, fake_log_count(match));
+    }
+}
+
+/* ---- the lock ------------------------------------------------------------ */
+
+bool we_hold(struct disk *d)
+{
+    struct fake_locker l;
+
+    return fake_lock_owner(d->img, &l) &&
+           l.gid == fake_rados.conn_instance(d->cluster->conn);
+}
+
+/* ---- other clients ------------------------------------------------------- */
+
+void make_clone(struct disk *d, const struct fake_image *parent,
+                uint64_t overlap)
+{
+    struct fake_image *img = d->img;
+
+    img->parent_pool = parent->pool;
+    g_strlcpy(img->parent_ns, parent->ns, sizeof(img->parent_ns));
+    g_strlcpy(img->parent_id, parent->id, sizeof(img->parent_id));
+    img->parent_snap = parent->snap_seq;
+    img->has_overlap = true;
+    img->overlap = overlap;
+    fake_image_touch(img);
+}
+
+static const struct fake_snap *revision_of(const struct fake_image *img,
+                                           uint64_t snap)
+{
+    for (guint i = 0; i < img->snaps->len; i++) {
+        const struct fake_snap *s = &g_array_index(img->snaps,
+                                                   struct fake_snap, i);
+
+        if (s->id == snap) {
+            return s;
+        }
+    }
+    return NULL;
+}
+
+/* A part of one object. */
+static void other_client_read_object(const struct fake_image *img,
+                                     uint64_t snap, uint64_t off,
+                                     uint8_t *buf, size_t len)
+{
+    const struct fake_snap *s = revision_of(img, snap);
+    uint64_t overlap = s ? s->has_overlap ? s->overlap : 0
+                         : img->has_overlap ? img->overlap : 0;
+    uint64_t flags = s ? s->flags : img->flags;
+    uint64_t n = off >> img->order;
+    g_autofree char *oid = g_strdup_printf("%s.%016" G_GINT64_MODIFIER "x",
+                                           img->prefix, (guint64)n);
+    g_autofree char *header = g_strdup_printf("rbd_header.%s",
+                                              img->parent_id);
+    bool absent = img->features & PINRBD_FEATURE_OBJECT_MAP && !(flags & 1) &&
+                  fake_map_state(img, snap, n) == 0;
+    int64_t r = absent ? -ENOENT :
+        fake_object_read(img->data_pool < 0 ? img->pool : img->data_pool,
+                         img->ns, oid, snap, off - (n << img->order), buf,
+                         len);
+
+    memset(buf + MAX(r, 0), 0, len - MAX(r, 0));
+    if (r == -ENOENT && off < overlap) {
+        other_client_read(fake_image_find(header), img->parent_snap, off, buf,
+                          MIN(len, overlap - off));
+    }
+}
+
+void other_client_read(const struct fake_image *img, uint64_t snap,
+                       uint64_t off, uint8_t *buf, size_t len)
+{
+    while (len) {
+        uint64_t object = 1ULL << img->order;
+        size_t n = MIN(len, object - off % object);
+
+        other_client_read_object(img, snap, off, buf, n);
+        off += n;
+        buf += n;
+        len -= n;
+    }
 }
 
 static void other_done(struct rados_op *op)

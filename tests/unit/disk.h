@@ -2,6 +2,9 @@
 /*
  * An image opened on the fake cluster, and requests that check the promises
  * about their completion: exactly one, never from inside the submit.
+ *
+ * What needs a job of the library (the lock, maintenance, parents) happens on
+ * threads, so a test drives clock and cluster until it is there: DRIVE_UNTIL().
  */
 #ifndef DISK_H
 #define DISK_H
@@ -48,6 +51,19 @@ int background_join(struct background *b);
 /* Let clock and queue run until it is over. */
 int background_drive(struct background *b);
 
+/* One turn of the cluster and of the clock, and a moment for other threads. */
+void disk_turn(void);
+/* Until then; a test that would never end fails. */
+#define DRIVE_UNTIL(condition) \
+    do { \
+        for (unsigned turns_ = 0; !(condition); turns_++) { \
+            if (turns_ > 20000) { \
+                fail_msg("it did not come to: %s", #condition); \
+            } \
+            disk_turn(); \
+        } \
+    } while (0)
+
 int do_refresh(struct disk *d);
 int do_activate(struct disk *d);
 int do_inactivate(struct disk *d);
@@ -83,12 +99,46 @@ void io_flush(struct disk *d, struct io *io);
 unsigned io_done(const struct io *io);
 /* It is done, once, with @result. */
 void io_expect(const struct io *io, int result);
+/* Drive until it is done; its result. */
+int io_wait(struct io *io);
 /* Whole requests in manual mode: submit, run, expect, free. */
 void write_now(struct disk *d, uint64_t off, size_t len, uint8_t fill);
 int write_result(struct disk *d, uint64_t off, size_t len);
 /* All @len bytes from @off on are @fill. */
 void read_expect(struct disk *d, uint64_t off, size_t len, uint8_t fill);
 
+/* ---- the log ------------------------------------------------------------- */
+
+/* Note the library's lines from now on, until disk_finish(). */
+void hear_log(void);
+/* How many of them match. */
+unsigned heard(const char *match);
+/* What was asked of the cluster, and said, before a test fails. */
+void print_log(void);
+/* Line number of the first request that matches, from @from on. */
+unsigned line_of(const char *match, unsigned from);
+/* Exactly one request of the cluster's log matches. */
+void expect_line(const char *match);
+
+/* ---- the lock ------------------------------------------------------------ */
+
+/* As the cluster has it. */
+bool we_hold(struct disk *d);
+
+/* ---- other clients ------------------------------------------------------- */
+
+/*
+ * Make the image a clone with @overlap of @parent's newest snapshot.  Its own
+ * features stay.
+ */
+void make_clone(struct disk *d, const struct fake_image *parent,
+                uint64_t overlap);
+/*
+ * Read as librbd would, without striping: a map that is valid is believed, and
+ * what is absent comes from the parent.
+ */
+void other_client_read(const struct fake_image *img, uint64_t snap,
+                       uint64_t off, uint8_t *buf, size_t len);
 /* What another client does: write @fill with its own snapshot context. */
 void other_client_write(struct disk *d, const char *oid, uint64_t seq,
                         const uint64_t *ids, size_t n, uint8_t fill);

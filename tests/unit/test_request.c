@@ -52,16 +52,6 @@ static void reopen_with(enum pinrbd_pin pin, uint64_t threshold)
     fake_log_clear();
 }
 
-static void expect_line(const char *line)
-{
-    if (fake_log_count(line) != 1) {
-        for (unsigned i = 0; i < fake_log_length(); i++) {
-            print_message("log: %s\n", fake_log_line(i));
-        }
-        fail_msg("'%s' is there %u times", line, fake_log_count(line));
-    }
-}
-
 static struct pinrbd_stats stats(void)
 {
     struct pinrbd_stats s = { .size = sizeof(s) };
