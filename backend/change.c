@@ -31,7 +31,8 @@ bool change_interrupted(struct pinrbd_image *image)
 {
     g_autoptr(GMutexLocker) locker = g_mutex_locker_new(&image->lock);
 
-    return image->maintenance.interrupted || image->dead;
+    return image->maintenance.interrupted || image->dead ||
+           (image->maintenance.yields && image->maintenance.waiting);
 }
 
 void change_map_home(struct pinrbd_image *image, const struct image_meta *meta,

@@ -15,7 +15,7 @@ gint64 change_deadline(struct pinrbd_image *image);
 /* `image X: doing: error'; returns @code. */
 int change_fail(struct pinrbd_image *image, int code,
                 struct pinrbd_error *reterr, const char *doing);
-/* Somebody waits to close the image: end soon. */
+/* Somebody waits to close the image, or for a flatten to end: end soon. */
 bool change_interrupted(struct pinrbd_image *image);
 
 /* Writable, and the lock pinned; image_lock_unpin() ends it. */

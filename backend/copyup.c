@@ -229,7 +229,12 @@ void copyup_parent_done(struct object_request *o)
     copyup_encode(c, o->parent_len);
     if (c->zero && (o->request->kind == REQUEST_FLATTEN ||
                     o->request->kind == REQUEST_TRIM)) {
-        object_finish(o, 0);           /* what is missing reads the same */
+        /* what is missing reads the same; a map that was told stays so not */
+        if (map && object_map_get(map, o->object) == OBJECT_PENDING) {
+            object_change_done(o, 0);
+        } else {
+            object_finish(o, 0);
+        }
         return;
     }
     maps = map && !object_map_is_memory(map) && !c->zero;

@@ -158,6 +158,11 @@ static void resend_parked(struct pinrbd_image *image, int error)
     }
 }
 
+void image_lock_refuse(struct pinrbd_image *image, int error)
+{
+    resend_parked(image, error);
+}
+
 void image_lock_lost(struct pinrbd_image *image)
 {
     g_autoptr(GMutexLocker) locker = g_mutex_locker_new(&image->lock);
@@ -174,7 +179,7 @@ void image_lock_park(struct pinrbd_image *image, struct object_request *o)
     int dead;
 
     g_mutex_lock(&image->lock);
-    dead = image->dead;
+    dead = image->dead ?: image->writable ? 0 : -EROFS;
     if (!dead) {
         o->list_next = image->lk.parked;
         image->lk.parked = o;
@@ -790,11 +795,16 @@ static void release(struct pinrbd_image *image)
 
     image_gate(image, GATE_LOCK, 0);
     g_mutex_lock(&image->lock);
-    lk->state = LOCK_RELEASING;
     lk->give_up = false;
-    /* What lost the map's lock cannot finish before we have the lock anew. */
     while (image_active_writes(image) && !lk->map_lost && !image->dead) {
         g_cond_wait(&image->changed, &image->lock);
+    }
+    if (lk->map_lost && !image->dead) {
+        /* some wait for the map's lock: first have it back, for them */
+        lk->state = LOCK_HELD;
+        lk->give_up = true;
+        g_mutex_unlock(&image->lock);
+        return;
     }
     handle = lk->handle;
     g_mutex_unlock(&image->lock);
@@ -829,6 +839,8 @@ static void lock_job(void *opaque)
         if (step == STEP_NOTHING) {
             image->lk.job = false;
             g_cond_broadcast(&image->changed);
+        } else if (step == STEP_RELEASE) {
+            image->lk.state = LOCK_RELEASING;   /* no pin from here on */
         }
         g_mutex_unlock(&image->lock);
         switch (step) {

@@ -82,6 +82,8 @@ void image_lock_want(struct pinrbd_image *image);
 /* The object map is not ours any more: @o is sent again when it is. */
 void image_lock_park(struct pinrbd_image *image, struct object_request *o);
 void image_lock_lost(struct pinrbd_image *image);
+/* No write may go any more: those that wait for the map's lock end. */
+void image_lock_refuse(struct pinrbd_image *image, int error);
 
 /* The watch is back, under another cookie perhaps. */
 void image_lock_check(struct pinrbd_image *image);

@@ -377,6 +377,7 @@ static struct pinrbd_image *image_new(struct pinrbd_cluster *cluster,
     image->snap_id = at->parent ? at->parent->snap_id : RADOS_NOSNAP;
     image->depth = at->child ? at->child->depth + 1 : 0;
     image->loading = true;
+    image->size_limit = UINT64_MAX;
     image->resized = o->resized;
     image->opaque = o->opaque;
     g_mutex_init(&image->control);
@@ -626,7 +627,7 @@ void pinrbd_image_close(struct pinrbd_image *image)
 int pinrbd_image_refresh(struct pinrbd_image *image,
                          struct pinrbd_error *reterr)
 {
-    g_autoptr(GMutexLocker) locker = g_mutex_locker_new(&image->control);
+    g_autoptr(GMutexLocker) locker = control_locker_new(image);
     int r = image_refresh_sync(image, control_deadline(image));
 
     return r < 0 ? fail_errno(image, r, reterr, "cannot read its header again")
@@ -647,6 +648,7 @@ static void set_writable(struct pinrbd_image *image, bool writable,
     g_mutex_unlock(&image->lock);
     if (!writable) {
         image_gate(image, 0, GATE_LOCK);    /* what waits is refused */
+        image_lock_refuse(image, -EROFS);
     }
 }
 
@@ -697,7 +699,7 @@ static int inactivate(struct pinrbd_image *image)
 int pinrbd_image_activate(struct pinrbd_image *image,
                           struct pinrbd_error *reterr)
 {
-    g_autoptr(GMutexLocker) locker = g_mutex_locker_new(&image->control);
+    g_autoptr(GMutexLocker) locker = control_locker_new(image);
     gint64 deadline_us = control_deadline(image);
     int r;
 
@@ -729,12 +731,13 @@ int pinrbd_image_activate(struct pinrbd_image *image,
 int pinrbd_image_inactivate(struct pinrbd_image *image,
                             struct pinrbd_error *reterr)
 {
+    GMutexLocker *locker;
     int r;
 
     maintenance_stop(image);
-    g_mutex_lock(&image->control);
+    locker = control_locker_new(image);
     r = image->writable ? inactivate(image) : 0;
-    g_mutex_unlock(&image->control);
+    g_mutex_locker_free(locker);
     return r < 0 ? fail_errno(image, r, reterr, "cannot stop watching it")
                  : 0;
 }

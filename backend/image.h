@@ -51,6 +51,7 @@ struct pinrbd_image {
     struct image_lock lk;
     struct maintenance maintenance;
     uint64_t told_size;             /* bytes, by `resized' or at open */
+    uint64_t size_limit;            /* while it shrinks: the size to be */
     unsigned gates;                 /* as in every queue */
     bool writable;                  /* watched, writes admitted */
     bool loading;                   /* no refresh yet, see image_loaded() */

@@ -421,7 +421,7 @@ void image_publish(struct pinrbd_image *image, struct image_meta *meta,
         g_mutex_lock(&q->lock);
         q_old = q->meta;
         q->meta = meta_ref(meta);
-        q->size = size;
+        q->size = MIN(size, image->size_limit);
         q->write_error = image->writable ? write_error : -EROFS;
         g_mutex_unlock(&q->lock);
         meta_unref(q_old);

@@ -80,12 +80,14 @@ static int shrink(struct pinrbd_image *image, const struct image_meta *meta,
     return r < 0 ? r : map_resize(image, meta, size, deadline_us);
 }
 
-static void show_size(struct pinrbd_image *image, uint64_t size)
+/* Requests go up to there at most, whatever size the header has. */
+static void limit_size(struct pinrbd_image *image, uint64_t limit)
 {
     g_mutex_lock(&image->lock);
+    image->size_limit = limit;
     for (unsigned i = 0; i < QUEUES; i++) {
         g_mutex_lock(&image->queues[i].lock);
-        image->queues[i].size = size;
+        image->queues[i].size = MIN(image->meta->size, limit);
         g_mutex_unlock(&image->queues[i].lock);
     }
     g_mutex_unlock(&image->lock);
@@ -100,7 +102,7 @@ static int trim(struct pinrbd_image *image, const struct image_meta *meta,
     if (r < 0) {
         return r;
     }
-    show_size(image, size);
+    limit_size(image, size);
     change_let_writes_go(image);
     return change_range(image, REQUEST_TRIM, 0, size, meta->size, progress);
 }
@@ -127,9 +129,6 @@ static int resize_try(struct pinrbd_image *image, uint64_t size,
     if (smaller) {
         r = trim(image, meta, size, deadline_us, progress);
         deadline_us = change_deadline(image);
-        if (r < 0) {
-            show_size(image, meta->size);
-        }
     }
     if (r == 0) {
         r = change_stop_writes(image, deadline_us);
@@ -138,8 +137,11 @@ static int resize_try(struct pinrbd_image *image, uint64_t size,
         r = smaller ? shrink(image, meta, size, deadline_us)
                     : grow(image, meta, size, deadline_us);
         used = change_use_header(image, deadline_us);
+        limit_size(image, UINT64_MAX);
         change_let_writes_go(image);
         r = r < 0 ? r : used;
+    } else if (smaller) {
+        limit_size(image, UINT64_MAX);
     }
     meta_unref(meta);
     return r;
@@ -163,7 +165,7 @@ int resize_image(struct pinrbd_image *image, uint64_t size, unsigned flags,
 int pinrbd_image_resize(struct pinrbd_image *image, uint64_t size,
                         unsigned flags, struct pinrbd_error *reterr)
 {
-    g_autoptr(GMutexLocker) locker = g_mutex_locker_new(&image->control);
+    g_autoptr(GMutexLocker) locker = control_locker_new(image);
     uint64_t progress = 0;
     int r;
 

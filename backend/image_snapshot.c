@@ -391,6 +391,7 @@ static int snapshot_rollback(struct pinrbd_image *image, const char *name,
     struct image_meta *meta;
     const struct header_snap *s;
     uint64_t id = 0, size = 0;
+    int used;
     int r = image_refresh_sync(image, deadline_us);
 
     if (r < 0) {
@@ -414,9 +415,9 @@ static int snapshot_rollback(struct pinrbd_image *image, const char *name,
         return r;
     }
     r = objects_roll_back(image, id, progress);
-    if (r == 0) {
-        r = change_use_header(image, change_deadline(image));
-    }
+    /* half a rollback, too, has brought objects back */
+    used = change_use_header(image, change_deadline(image));
+    r = r < 0 ? r : used;
     change_let_writes_go(image);
     change_tell_all(image);
     return r;
@@ -436,7 +437,7 @@ static int bad_name(struct pinrbd_image *image, const char *name,
 int pinrbd_image_snap_create(struct pinrbd_image *image, const char *name,
                              struct pinrbd_error *reterr)
 {
-    g_autoptr(GMutexLocker) locker = g_mutex_locker_new(&image->control);
+    g_autoptr(GMutexLocker) locker = control_locker_new(image);
     int r = bad_name(image, name, reterr);
 
     if (r == 0) {
@@ -455,7 +456,7 @@ int pinrbd_image_snap_create(struct pinrbd_image *image, const char *name,
 int pinrbd_image_snap_remove(struct pinrbd_image *image, const char *name,
                              struct pinrbd_error *reterr)
 {
-    g_autoptr(GMutexLocker) locker = g_mutex_locker_new(&image->control);
+    g_autoptr(GMutexLocker) locker = control_locker_new(image);
     int r = change_begin(image, reterr);
 
     if (r < 0) {
@@ -475,7 +476,7 @@ int pinrbd_image_snap_remove(struct pinrbd_image *image, const char *name,
 int pinrbd_image_snap_rollback(struct pinrbd_image *image, const char *name,
                                struct pinrbd_error *reterr)
 {
-    g_autoptr(GMutexLocker) locker = g_mutex_locker_new(&image->control);
+    g_autoptr(GMutexLocker) locker = control_locker_new(image);
     uint64_t progress = 0;
     int r = change_begin(image, reterr);
 

@@ -78,6 +78,13 @@ static void progress_fired(struct ptimer *timer)
     ptimer_arm(timer, PROGRESS_MS);
 }
 
+static void set_yields(struct pinrbd_image *image, bool yields)
+{
+    g_autoptr(GMutexLocker) locker = g_mutex_locker_new(&image->lock);
+
+    image->maintenance.yields = yields;
+}
+
 static int flatten(struct task *t)
 {
     struct pinrbd_image *image = t->image;
@@ -88,7 +95,9 @@ static int flatten(struct task *t)
     meta_unref(meta);
     __atomic_store_n(&t->total, overlap, __ATOMIC_RELAXED);
     if (overlap) {
+        set_yields(image, true);
         r = change_range(image, REQUEST_FLATTEN, 0, 0, overlap, &t->progress);
+        set_yields(image, false);
     }
     return r < 0 ? r : -EOPNOTSUPP;
 }
@@ -156,17 +165,18 @@ static void task_job(void *opaque)
         .op = NOTIFY_ASYNC_COMPLETE, .async = t->m.async,
     };
     struct task_result *known;
+    GMutexLocker *locker;
     int r;
 
     ptimer_arm(&t->timer, PROGRESS_MS);
-    g_mutex_lock(&image->control);
+    locker = control_locker_new(image);
     r = change_interrupted(image) ? -EINTR :
         image_lock_pin(image, change_deadline(image));
     if (r == 0) {
         r = task_do(t);
         image_lock_unpin(image);
     }
-    g_mutex_unlock(&image->control);
+    g_mutex_locker_free(locker);
     ptimer_cancel(&t->timer);
 
     /* told to end: the client tries again, with whoever owns the lock then */
@@ -179,7 +189,9 @@ static void task_job(void *opaque)
          end.result);
     g_mutex_lock(&image->lock);
     known = known_locked(image, &t->m.async);
-    if (known) {
+    if (known && end.result == -ERESTART) {
+        *known = (struct task_result) { 0 };    /* it comes again, the same */
+    } else if (known) {
         known->result = end.result;
     }
     g_mutex_unlock(&image->lock);
@@ -267,6 +279,20 @@ bool maintenance_requested(struct pinrbd_image *image,
         job_start("pinrbd-task", task_job, t);
     }
     return true;
+}
+
+GMutexLocker *control_locker_new(struct pinrbd_image *image)
+{
+    GMutexLocker *locker;
+
+    g_mutex_lock(&image->lock);
+    image->maintenance.waiting++;
+    g_mutex_unlock(&image->lock);
+    locker = g_mutex_locker_new(&image->control);
+    g_mutex_lock(&image->lock);
+    image->maintenance.waiting--;
+    g_mutex_unlock(&image->lock);
+    return locker;
 }
 
 void maintenance_stop(struct pinrbd_image *image)

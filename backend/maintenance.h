@@ -25,6 +25,8 @@ struct maintenance {
     unsigned running;           /* changes that send requests of their own */
     unsigned tasks;             /* for others, not yet ended */
     bool interrupted;           /* end soon: somebody waits to close */
+    bool yields;                /* what runs ends if another change waits */
+    unsigned waiting;           /* changes that wait for their turn */
     uint64_t next_async;
     struct task_result known[TASKS_REMEMBERED];
     unsigned next_known;
@@ -37,6 +39,12 @@ struct maintenance {
  */
 bool maintenance_requested(struct pinrbd_image *image,
                            const struct notify_msg *m, int *ret_answer);
+
+/*
+ * One change at a time: wait for our turn.  A flatten, which takes long, ends
+ * for it and is begun again by whoever asked.
+ */
+GMutexLocker *control_locker_new(struct pinrbd_image *image);
 
 /* Make tasks end, and wait until they have; none begins until resumed. */
 void maintenance_stop(struct pinrbd_image *image);

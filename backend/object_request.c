@@ -93,7 +93,9 @@ static bool map_wants(const struct object_request *o,
     *ret_state = o->request->kind == REQUEST_FLATTEN && object_has_snaps(o) &&
                  object_meta(o)->features & PINRBD_FEATURE_FAST_DIFF ?
                  OBJECT_EXISTS_CLEAN : OBJECT_EXISTS;
-    return now != *ret_state;
+    /* EXISTS is never taken back: a write may be on its way. */
+    return now != *ret_state && !(o->request->kind == REQUEST_FLATTEN &&
+                                  now == OBJECT_EXISTS);
 }
 
 /* The map is not ours any more: again, when it is. */

@@ -343,17 +343,26 @@ void request_dispatch_list(struct request *r)
 {
     while (r) {
         struct request *next = r->next;
+        struct pinrbd_image *image = r->image;
+        struct queue *q = r->queue;
         int ret;
 
-        g_mutex_lock(&r->queue->lock);
-        if (r->queue->gates) {  /* closed again meanwhile */
-            wait_locked(r->queue, r);
-            g_mutex_unlock(&r->queue->lock);
+        g_mutex_lock(&q->lock);
+        if (q->gates) {         /* closed again meanwhile */
+            bool wait_for_lock = q->gates & GATE_LOCK;
+
+            wait_locked(q, r);
+            image_hold(image);  /* once unlocked, r may be gone */
+            g_mutex_unlock(&q->lock);
+            if (wait_for_lock) {
+                image_lock_want(image);
+            }
+            image_release(image);
             r = next;
             continue;
         }
-        ret = admit_locked(r->queue, r);
-        g_mutex_unlock(&r->queue->lock);
+        ret = admit_locked(q, r);
+        g_mutex_unlock(&q->lock);
         if (ret < 0) {
             r->result = ret;
         }

@@ -640,9 +640,24 @@ static int coroutine_fn disk_truncate(BlockDriverState *bs, int64_t offset,
 #define STATUS_MAX (16 * GiB)
 
 /*
- * What no object has is zeroes, where an object map tells.  What may be data
- * is reported as far as it goes, which lets the block layer cache it.
+ * How far an answer may go.  The block layer keeps the last one that said
+ * "data", until it is overwritten.  That is welcome, unless it only means that
+ * the object map is not ours to believe yet.
  */
+static uint64_t status_max(BlockDriverState *bs)
+{
+    struct disk *d = bs->opaque;
+    struct pinrbd_image_info info = { .size = sizeof(info) };
+
+    pinrbd_image_info(d->image, &info);
+    if (!bdrv_is_read_only(bs) && !info.lock_owner &&
+        info.features & PINRBD_FEATURE_OBJECT_MAP) {
+        return info.object_size;
+    }
+    return STATUS_MAX;
+}
+
+/* What no object has is zeroes, where an object map tells. */
 static int coroutine_fn disk_block_status(BlockDriverState *bs,
                                           pinrbd_status_mode mode,
                                           int64_t offset, int64_t bytes,
@@ -656,8 +671,8 @@ static int coroutine_fn disk_block_status(BlockDriverState *bs,
 
     if (offset < size) {
         zero = pinrbd_image_extent_is_zero(d->image, offset,
-                                           MIN(size - offset, STATUS_MAX),
-                                           &len);
+                                           MIN(size - offset,
+                                               status_max(bs)), &len);
     }
     /* the last sector may be cut: what is behind the end is zeroes anyway */
     *pnum = offset + (int64_t)len >= size ? MAX(bytes, (int64_t)len)

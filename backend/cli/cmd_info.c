@@ -31,6 +31,16 @@ static void print_features(struct output *out, uint64_t features)
     output_string(out, "feature_names", "features", text->str);
 }
 
+static void print_flags(struct output *out, uint64_t flags)
+{
+    output_u64(out, "flags", NULL, flags);
+    if (flags) {
+        output_string(out, "flag_names", "flags",
+                      flags & 2 ? "object map invalid, fast diff invalid"
+                                : "object map invalid");
+    }
+}
+
 static void print_parent(struct output *out,
                          const struct pinrbd_image_info *info)
 {
@@ -39,10 +49,10 @@ static void print_parent(struct output *out,
     if (info->parent_pool_id < 0) {
         return;
     }
-    text = g_strdup_printf("pool %" PRId64 ", %s%simage id %s, snapshot %"
+    text = g_strdup_printf("pool %" PRId64 ", %s%s%simage id %s, snapshot %"
                            PRIu64, info->parent_pool_id,
                            info->parent_ns[0] ? "namespace " : "",
-                           info->parent_ns[0] ? info->parent_ns : "",
+                           info->parent_ns, info->parent_ns[0] ? ", " : "",
                            info->parent_image_id, info->parent_snap_id);
     output_string(out, "parent", "parent", text);
     output_bytes(out, "parent_overlap", "overlap", info->parent_overlap);
@@ -86,6 +96,7 @@ static void print_image(struct output *out, const char *spec,
         output_u64(out, "stripe_count", "stripe count", info.stripe_count);
     }
     print_features(out, info.features);
+    print_flags(out, info.flags);
     output_u64(out, "pool_id", NULL, info.pool_id);
     output_u64(out, "data_pool_id",
                info.data_pool_id != info.pool_id ? "data pool" : NULL,

@@ -68,7 +68,7 @@ def exact(name, image):
     assert not complaints, f'{name}: {complaints}'
 
 
-# --- there ----------------------------------------------------------------------
+# --- there -------------------------------------------------------------------
 
 def move(name, features, stock_a, stock_b, **env):
     path = f'{TMP}/{name}'
@@ -145,7 +145,7 @@ for stock_a, stock_b in (False, False), (True, False), (False, True):
     move(f'from-{stock_a}-to-{stock_b}', DEFAULT, stock_a, stock_b)
 move('exclusive', DEFAULT, False, False, PINRBD_LOCK_POLICY='exclusive')
 
-# --- a migration that fails -------------------------------------------------------
+# --- a migration that fails --------------------------------------------------
 
 def back(name, **env):
     image = create(name)

@@ -150,7 +150,7 @@ def migrate(source, path, status='completed'):
     expect(status, source.cmd('query-migrate')['status'], 'migration')
 
 
-# --- from one to the next ---------------------------------------------------------
+# --- from one to the next ----------------------------------------------------
 
 for name, hosts, env in (
         ('cooperative', (0, 0, 0), {}),
@@ -172,10 +172,10 @@ for name, hosts, env in (
     emulator.quit()
     guest.check()
 
-# --- and back -----------------------------------------------------------------------
+# --- and back ----------------------------------------------------------------
 
-# The destination finds a device that it does not have; that is at the end, when
-# the source has stopped and let go.
+# The destination finds a device that it does not have; that is at the end,
+# when the source has stopped and let go.
 guest = Guest('back')
 notifies = Notifies(io, guest.id)
 header = header_of(POOL, 'back')

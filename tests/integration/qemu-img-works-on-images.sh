@@ -44,11 +44,60 @@ create '--size 1M' 1M
 assert_match 'exclusive-lock, object-map, fast-diff, deep-flatten' \
     "$(img create -q -f raw "rbd:$pool/f" 1M; rbd info "$pool/f")"
 rbd rm --no-progress "$pool/f"
-printf '[client]\nrbd default features = %s\n' layering > "$tmp/extra"
-cat "$CEPH_CONF" "$tmp/extra" > "$tmp/conf"
-img create -q -f raw "rbd:$pool/f:conf=$tmp/conf" 1M
-assert_match 'features: layering$' "$(rbd info "$pool/f")"
-rbd rm --no-progress "$pool/f"
+
+# Defaults of the pool, which a client finds that may use a namespace only, and
+# of the client.
+as_rbd() { # [CLIENT-OPTION...]: both with these in the client's file
+    local name
+    {
+        cat "$CEPH_CONF"
+        echo '[client]'
+        printf '%s\n' "$@"
+    } > "$tmp/conf"
+    for name in "$pool" "$pool/space"; do
+        rbd -c "$tmp/conf" create "$name/ref" --size 9M
+        img create -q -f raw "rbd:$name/new:conf=$tmp/conf:id=$client" 9M
+        assert_eq "$(info_of "$name/ref")" "$(info_of "$name/new")" \
+            "defaults: $*"
+        assert_match "$expected" "$(rbd info "$name/new")"
+        rbd rm --no-progress "$name/ref"
+        rbd rm --no-progress "$name/new"
+    done
+}
+client=admin expected='features: layering, exclusive-lock$'
+as_rbd 'rbd default features = layering,exclusive-lock'
+as_rbd 'rbd default features = 5'
+expected='features: $'
+as_rbd 'rbd default features = 0'
+expected='order 20 '
+as_rbd 'rbd default order = 20'
+expected='stripe count: 3'
+as_rbd 'rbd default stripe unit = 64K' 'rbd default stripe count = 3'
+new_pool data
+expected="data_pool: $data"
+as_rbd "rbd default data pool = $data"
+
+keyring=$tmp/keyring
+ceph auth get-or-create "client.$pool" mon 'profile rbd' \
+    osd "profile rbd pool=$pool namespace=space" > "$keyring"
+cleanup_fn ceph auth rm "client.$pool"
+rbd config pool set "$pool" rbd_default_features layering
+rbd config pool set "$pool" rbd_default_stripe_unit 64K
+rbd config pool set "$pool" rbd_default_stripe_count 4
+expected='features: layering, striping$'
+as_rbd 'rbd default features = 61'
+img create -q -f raw "rbd:$pool/space/f:id=$pool:keyring=$keyring" 1M
+assert_match "$expected" "$(rbd info "$pool/space/f")"
+rbd rm --no-progress "$pool/space/f"
+for key in features stripe_unit stripe_count; do
+    rbd config pool rm "$pool" "rbd_default_$key"
+done
+printf '[client]\nrbd default features = 125\n' | cat "$CEPH_CONF" - \
+    > "$tmp/conf"
+assert_fails_with "image 'f': cannot be created with features that are not \
+supported (journaling)" ours qemu-img create -f raw \
+    "rbd:$pool/f:conf=$tmp/conf" 1M
+
 create '--size 6M --object-size 4K' -o cluster_size=4k 6M
 create '--size 6M --object-size 32M' -o cluster_size=32M 6M
 # Sizes are rounded up to sectors.
@@ -86,7 +135,7 @@ QEMU's 'luks' format on top of the image" \
 refused "rbd:$pool/x:pin=x: drive options: option 'pin' cannot be 'x', only \
 auto|always|never" -f raw "rbd:$pool/x:pin=x" 1M
 
-# --- convert, compare, map, bench ----------------------------------------------
+# --- convert, compare, map, bench --------------------------------------------
 
 # A source with data, holes and an odd end.
 /usr/bin/python3 - "$tmp/source" <<'PY'
@@ -134,6 +183,65 @@ assert_eq '0 2097152 true
 9437184 1048576 true
 10485760 512 false' "$(jq -r '.[] | "\(.start) \(.length) \(.data)"' \
     "$tmp/out")"
+
+# --- pinrbd info -----------------------------------------------------------------
+
+rbd create "$pool/space/base" --size 1M
+rbd snap create --no-progress "$pool/space/base@s"
+rbd clone --rbd-default-clone-format 2 "$pool/space/base@s" "$pool/info" \
+    --image-feature layering,exclusive-lock
+pinrbd info "$pool/info" > "$tmp/out"
+assert_match '^features +layering, exclusive-lock, operations$' "$(< "$tmp/out")"
+assert_match "^parent +pool [0-9]+, namespace space, image id [0-9a-f]+, \
+snapshot [0-9]+$" "$(< "$tmp/out")"
+assert_eq '' "$(grep '^flags' "$tmp/out" || true)"
+# The new map waits for a rebuild.
+rbd feature enable "$pool/info" object-map fast-diff
+assert_match 'flags: object map invalid, fast diff invalid$' \
+    "$(rbd info "$pool/info")"
+assert_match '^flags +object map invalid, fast diff invalid$' \
+    "$(pinrbd info "$pool/info")"
+assert_eq 3 "$(pinrbd info --format json "$pool/info" | jq .flags)"
+
+# --- clones ------------------------------------------------------------------
+
+rbd snap protect "$pool/sparse@s"
+rbd clone "$pool/sparse@s" "$pool/clone"
+assert_match '^virtual size: 10 MiB' "$(img info "rbd:$pool/clone")"
+img compare -f raw "$tmp/source" "rbd:$pool/clone" > /dev/null
+img resize -q -f raw "rbd:$pool/clone" 12M
+img resize -q --shrink -f raw "rbd:$pool/clone" 6M
+img resize -q -f raw "rbd:$pool/clone" 11M
+head -c 6M "$tmp/source" > "$tmp/cut"
+truncate -s 11M "$tmp/cut"
+img compare -f raw "$tmp/cut" "rbd:$pool/clone" > /dev/null
+ours qemu-io -f raw -c 'write -P 7 2560k 1M' -c 'discard 0 1M' \
+    "rbd:$pool/clone" > "$tmp/out"
+assert_match '^discard' "$(< "$tmp/out")"
+rbd export --no-progress "$pool/clone" "$tmp/clone"
+img compare -f raw "$tmp/clone" "rbd:$pool/clone" > /dev/null
+stock qemu-img compare -f raw "$tmp/clone" "rbd:$pool/clone" > /dev/null
+# The parent's holes are holes of a clone's snapshot.
+rbd snap create --no-progress "$pool/clone@s"
+stock qemu-img convert -f raw -O raw "rbd:$pool/clone@s" "$tmp/from-stock"
+img convert -f raw -O raw "rbd:$pool/clone@s" "$tmp/from-ours"
+cmp "$tmp/from-stock" "$tmp/from-ours"
+img map --output=json "rbd:$pool/clone@s" > "$tmp/out"
+assert_match '"start": 6291456, "length": 5242880, .*"zero": true' \
+    "$(< "$tmp/out")"
+# Onto a clone, whose old data must not show through.
+img convert -n -f raw -O raw "$tmp/cut" "rbd:$pool/clone"
+rbd export --no-progress "$pool/clone" - | cmp - "$tmp/cut"
+# An overlay in a file, committed to the clone.
+img create -q -f qcow2 -b "rbd:$pool/clone" -F raw "$tmp/overlay"
+ours qemu-io -c 'write -P 9 3500k 1M' "$tmp/overlay" > /dev/null
+img commit -q "$tmp/overlay"
+ours qemu-io -f raw -c 'write -P 9 3500k 1M' "$tmp/cut" > /dev/null
+rbd export --no-progress "$pool/clone" - | cmp - "$tmp/cut"
+for image in clone sparse copy; do
+    rbd object-map check --no-progress "$pool/$image"
+    assert_match 'flags: $' "$(rbd info "$pool/$image")"
+done
 
 for options in '-s 4k -d 16' '-w -s 4k -d 16' '-w -s 64k -d 4 -S 1234567' \
     '-w -s 4k -d 4 --flush-interval=12'; do

@@ -4,7 +4,7 @@
 # QEMU's block jobs on default images and clones, while somebody writes:
 # mirror and backup from and to them, an external snapshot and its commit. The
 # result is what librbd reads from both, no object map is wrong afterwards,
-# and holes stay holes.
+# and holes are known and stay holes.
 . "$(dirname "${BASH_SOURCE[0]}")/../lib/functions.sh"
 requires qemu-storage-daemon
 requires_module
@@ -13,11 +13,12 @@ new_pool pool
 
 export pool
 qemu_python <<'PY'
+import json
 import os
 
 import rbd
 from objectmap import ObjectMaps
-from peers import DEFAULT, connect, owner_of
+from peers import DEFAULT, connect, owner_of, tool
 from qemu import Load, Nbd, Qemu, expect, wait_for
 
 POOL = os.environ['pool']
@@ -68,6 +69,13 @@ def ready(qemu, job):
         for j in qemu.cmd('query-jobs')))
 
 
+def holes(qemu, node):
+    """What the export of a node says."""
+    return [(e['start'], e['length']) for e in json.loads(tool(
+        'qemu-img', 'map', '--output=json',
+        f'nbd+unix:///{node}?socket={qemu.socket_path}')) if not e['data']]
+
+
 class Writes:
     """Somebody who writes to a node, now and then."""
 
@@ -110,11 +118,17 @@ with Qemu.storage_daemon() as qsd:
     for name in NAMES:
         qsd.add(node_name=name, pool=POOL, image=name, discard='unmap')
 
-    # --- mirror and backup ----------------------------------------------------
+    # --- mirror and backup ---------------------------------------------------
 
     for source, target in ('image', 'mirror'), ('clone', 'target'):
         writes = Writes(qsd, source)
+        # The map may be old before the lock is ours.
+        expect([], holes(qsd, source), f'holes of {source}, not locked')
         writes.start()
+        # QEMU may go on to believe the last answer of before.
+        expect([(6 * M, 3 * M), (10 * M, 2 * M), (13 * M, 2 * M)],
+               [(off, min(n, 15 * M - off)) for off, n in holes(
+                   qsd, source) if off >= 6 * M], f'holes of {source}')
         qsd.cmd('blockdev-mirror', job_id='m', device=source, target=target,
                 sync='full', auto_dismiss=False)
         ready(qsd, 'm')
@@ -140,7 +154,7 @@ with Qemu.storage_daemon() as qsd:
         assert now != data
         qsd.end_nbd(source)
 
-    # --- external snapshot and commit -------------------------------------------
+    # --- external snapshot and commit ----------------------------------------
 
     qsd.cmd('blockdev-create', job_id='c', options={
         'driver': 'rbd', 'size': 32 * M,

@@ -66,7 +66,7 @@ def same(what, answers):
         expect(stock, ours, what)
 
 
-# --- in the monitor ---------------------------------------------------------------
+# --- in the monitor ----------------------------------------------------------
 
 HMP = ('savevm vm', 'info snapshots', 'snapshot_blkdev_internal d one',
        'qemu-io d "write -P 2 0 4M"',
@@ -127,7 +127,7 @@ for kind, make in ('image', create), ('clone', clone):
     # savevm has removed the one of the same name before it failed.
     expect([('three', 8 * M), ('four', 8 * M)], states[False][0], 'snapshots')
 
-# --- qemu-img ----------------------------------------------------------------------
+# --- qemu-img ----------------------------------------------------------------
 
 TOOL = [('snapshot', '-c', 'one'), ('snapshot', '-c', 'one'),
         ('snapshot', '-c', ''), ('snapshot', '-c', 'x' * 200),

@@ -415,6 +415,7 @@ class Sequence:
             party = self.librbd()
             off, n = self.extent()
             self.say(party.name, 'write', off, n, 'rollback', name)
+            self.model.touch(off, n)
             party.write(off, self.bytes(n))
             party.image.rollback_to_snap(name)
             self.done(party)
@@ -537,8 +538,9 @@ class Sequence:
         party = self.librbd()
         flying = self.send_writes(min(size, len(model)) if kind == 'resize'
                                   else None, zeroes=True)
-        reads = self.send_reads(flying) if kind not in ('write', 'resize') \
-            else []
+        # Before we create one, QEMU waits until all answers have been taken.
+        reads = self.send_reads(flying) \
+            if kind not in ('write', 'resize', 'our snap') else []
         snap = None
         if kind in ('snap', 'our snap') and len(model.snaps) < 4:
             snap = self.fresh('snap')
@@ -815,7 +817,8 @@ class Worker:
         return True
 
     def hang(self, seed, sequence):
-        report(seed, sequence, f'hangs, {HANG_S} s', '')
+        report(seed, sequence, f'hangs, {HANG_S} s',
+               self.qsd.log() if self.qsd else '')
         faulthandler.dump_traceback(file=sys.stdout)
         sys.stdout.flush()
         if self.qsd:

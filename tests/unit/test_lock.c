@@ -437,6 +437,51 @@ static void test_inactivate(void **state)
     assert_true(we_hold(&d));
 }
 
+/* A write that waits for the map's lock does not hold up an inactivation. */
+static void test_inactivate_refuses(void **state)
+{
+    struct io io;
+
+    assert_int_equal(write_at(0, 1), 0);
+    fake_map_lock_hold(d.img, PEER);
+    fake_fault_add(&(struct fake_fault) {
+        .match = "call rbd_header.img1 lock.assert_locked*",
+        .times = UINT_MAX, .err = -EIO,
+    });
+    write_start(&io, 4096, 2);
+    DRIVE_UNTIL(fake_log_count("call rbd_header.img1 lock.assert_locked*"));
+    assert_int_equal(disk_call(&d, do_inactivate), 0);
+    assert_int_equal(io_wait(&io), -EROFS);
+}
+
+/* A second client asks while the first one is given the lock. */
+static void test_asked_twice(void **state)
+{
+    uint64_t n;
+
+    assert_int_equal(write_at(0, 1), 0);
+    fake_peer_add(d.img->header, PEER, PEER_HANDLE);
+    fake_fault_add(&(struct fake_fault) {
+        .match = "call rbd_header.img1 lock.unlock*", .kind = FAKE_HOLD,
+    });
+    peer_asks(&d, PEER);
+    DRIVE_UNTIL(fake_pending_match("call rbd_header.img1 lock.unlock*"));
+    n = peer_asks(&d, PEER);
+    DRIVE_UNTIL(!fake_notify_unacked(n));
+    fake_release("*lock.unlock*");
+    DRIVE_UNTIL(!we_hold(&d) && fake_log_count("notify * op 1"));
+    peer_releases(&d, PEER);
+    fake_peer_remove(d.img->header, PEER);
+    fake_log_clear();
+    assert_int_equal(write_at(0, 2), 0);
+    for (unsigned i = 0; i < 200; i++) {
+        disk_turn();
+    }
+    /* nobody has asked since: it is kept */
+    assert_int_equal(fake_log_count("call rbd_header.img1 lock.unlock*"), 0);
+    assert_true(we_hold(&d));
+}
+
 /* ---- whatever goes wrong ------------------------------------------------- */
 
 /*
@@ -696,6 +741,9 @@ int main(void)
         cmocka_unit_test_setup_teardown(test_feature_off_and_on, setup,
                                         teardown),
         cmocka_unit_test_setup_teardown(test_inactivate, setup, teardown),
+        cmocka_unit_test_setup_teardown(test_inactivate_refuses, setup,
+                                        teardown),
+        cmocka_unit_test_setup_teardown(test_asked_twice, setup, teardown),
         TRIAL(test_acquiring),
         TRIAL(test_from_a_peer),
         TRIAL(test_from_the_dead),
