@@ -267,7 +267,15 @@ int change_use_header(struct pinrbd_image *image, gint64 deadline_us)
     g_mutex_lock(&image->lock);
     owned = image->lk.owned;
     g_mutex_unlock(&image->lock);
-    return r == 0 && owned ? image_map_reload(image, deadline_us) : r;
+    if (r == 0 && owned) {
+        r = image_map_reload(image, deadline_us);
+        if (r < 0) {
+            /* the map in memory is that of before: none writes by it */
+            image_gate(image, GATE_LOCK, 0);
+            image_lock_lost(image);
+        }
+    }
+    return r;
 }
 
 int change_begin(struct pinrbd_image *image, struct pinrbd_error *reterr)

@@ -209,15 +209,21 @@ void image_lock_init(struct pinrbd_image *image)
     image->lk.alarm.fire = alarm_fired;
 }
 
-/* Wait for an event, at most @ms; false when the job has to end. */
-static bool wait_event(struct pinrbd_image *image, unsigned ms)
+/* The messages so far: what comes after is an event. */
+static unsigned heard_now(struct pinrbd_image *image)
+{
+    g_autoptr(GMutexLocker) locker = g_mutex_locker_new(&image->lock);
+
+    return image->lk.heard;
+}
+
+/* Wait for an event after @heard, at most @ms; false: the job has to end. */
+static bool wait_since(struct pinrbd_image *image, unsigned heard, unsigned ms)
 {
     struct image_lock *lk = &image->lk;
-    unsigned heard;
     bool go_on;
 
     g_mutex_lock(&image->lock);
-    heard = lk->heard;
     lk->alarmed = false;
     ptimer_arm(&lk->alarm, ms);
     while (!stopping_locked(image) && lk->heard == heard && !lk->alarmed) {
@@ -227,6 +233,11 @@ static bool wait_event(struct pinrbd_image *image, unsigned ms)
     g_mutex_unlock(&image->lock);
     ptimer_cancel(&lk->alarm);
     return go_on;
+}
+
+static bool wait_event(struct pinrbd_image *image, unsigned ms)
+{
+    return wait_since(image, heard_now(image), ms);
 }
 
 static gint64 soon(void)
@@ -379,14 +390,10 @@ static int ask_owner(struct pinrbd_image *image,
     };
     g_autoptr(GByteArray) bytes = g_byte_array_new();
     struct notify_reply reply;
-    unsigned heard;
+    unsigned heard = heard_now(image);
     bool go_on = true;
-    int r;
+    int r = image_notify(image, &m, bytes);
 
-    g_mutex_lock(&image->lock);
-    heard = image->lk.heard;
-    g_mutex_unlock(&image->lock);
-    r = image_notify(image, &m, bytes);
     if (r < 0 && r != -ETIMEDOUT) {
         return can_retry(image, r, "ask the owner for its lock") ? 0
                                                                  : -ECANCELED;
@@ -395,20 +402,16 @@ static int ask_owner(struct pinrbd_image *image,
         return can_retry(image, -EBADMSG, "understand the answers to a "
                          "request for its lock") ? 0 : -ECANCELED;
     }
-    g_mutex_lock(&image->lock);
-    heard = image->lk.heard - heard;
-    g_mutex_unlock(&image->lock);
     if (!reply.answered || reply.result != -EROFS) {
         *refusals = 0;
     }
     if (!reply.answered && !reply.listed) {
         go_on = break_dead(image, owner);
-    } else if (heard) {
-        /* it was released while we waited for all the acknowledgements */
     } else if (!reply.answered) {
-        go_on = wait_event(image, LISTED_MS);
+        go_on = wait_since(image, heard, LISTED_MS);
     } else if (reply.result == 0) {
-        go_on = wait_event(image, FULFIL_MS);
+        /* not if it was released while we waited for all the answers */
+        go_on = wait_since(image, heard, FULFIL_MS);
     } else if (reply.result == -EROFS && ++*refusals > REFUSALS) {
         return -EROFS;
     } else {
@@ -967,6 +970,9 @@ int image_lock_pin(struct pinrbd_image *image, gint64 deadline_us)
         }
         if (lk->attempts != attempts && lk->error < 0) {
             return lk->error;
+        }
+        if (image->maintenance.interrupted) {
+            return -EINTR;      /* somebody waits to close */
         }
         lk->wanted = true;
         kick_locked(image);

@@ -330,7 +330,7 @@ static bool parse_features(const char *text, uint64_t *ret)
 static int default_features(struct creation *c, struct pinrbd_error *reterr)
 {
     const char *key = "rbd_default_features";
-    char text[MAX_VALUE];
+    char text[MAX_VALUE] = "";
     int r = option(c, key, text, reterr);
 
     if (r < 0) {

@@ -744,12 +744,14 @@ void image_park(struct pinrbd_image *image, struct object_request *o)
     if (!dead) {
         o->list_next = image->parked;
         image->parked = o;
+        image_hold(image);      /* its request may be over at once */
     }
     g_mutex_unlock(&image->lock);
     if (dead) {
         object_request_resend(o, dead);
     } else {
         refresh_kick(image);
+        image_release(image);
     }
 }
 

@@ -300,6 +300,7 @@ void maintenance_stop(struct pinrbd_image *image)
     g_autoptr(GMutexLocker) locker = g_mutex_locker_new(&image->lock);
 
     image->maintenance.interrupted = true;
+    g_cond_broadcast(&image->changed);
     while (image->maintenance.tasks) {
         g_cond_wait(&image->changed, &image->lock);
     }

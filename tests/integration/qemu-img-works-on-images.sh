@@ -184,14 +184,15 @@ assert_eq '0 2097152 true
 10485760 512 false' "$(jq -r '.[] | "\(.start) \(.length) \(.data)"' \
     "$tmp/out")"
 
-# --- pinrbd info -----------------------------------------------------------------
+# --- pinrbd info -------------------------------------------------------------
 
 rbd create "$pool/space/base" --size 1M
 rbd snap create --no-progress "$pool/space/base@s"
 rbd clone --rbd-default-clone-format 2 "$pool/space/base@s" "$pool/info" \
     --image-feature layering,exclusive-lock
 pinrbd info "$pool/info" > "$tmp/out"
-assert_match '^features +layering, exclusive-lock, operations$' "$(< "$tmp/out")"
+assert_match '^features +layering, exclusive-lock, operations$' \
+    "$(< "$tmp/out")"
 assert_match "^parent +pool [0-9]+, namespace space, image id [0-9a-f]+, \
 snapshot [0-9]+$" "$(< "$tmp/out")"
 assert_eq '' "$(grep '^flags' "$tmp/out" || true)"

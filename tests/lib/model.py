@@ -147,7 +147,11 @@ class Model(objectmap.Allow):
 
     def changed(self, revision, number):
         it = self.revision(revision)
-        return self.loose or it is None or number in it.changed
+        return self.loose or it is None or it.rolled or number in it.changed
+
+    def rolled(self):
+        """Is there a map that came with a rollback?"""
+        return any(it.rolled for it in [self.head, *self.snaps.values()])
 
     # --- comparing ------------------------------------------------------------
 
