@@ -426,8 +426,7 @@ static int snapshot_rollback(struct pinrbd_image *image, const char *name,
 static int bad_name(struct pinrbd_image *image, const char *name,
                     struct pinrbd_error *reterr)
 {
-    if (!name[0] || strlen(name) >= sizeof(((struct header_snap *)0)->name) ||
-        strpbrk(name, "/@")) {
+    if (!name[0] || strlen(name) >= sizeof(((struct header_snap *)0)->name)) {
         return perror_set(reterr, -EINVAL, "image '%s': '%s' cannot be the "
                           "name of a snapshot", image->spec, name);
     }
