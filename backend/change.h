@@ -51,6 +51,7 @@ int change_use_header(struct pinrbd_image *image, gint64 deadline_us);
 /* ---- object maps --------------------------------------------------------- */
 
 bool change_has_map(const struct image_meta *meta);
+/* What an object map needs to know of @image. */
 void change_map_home(struct pinrbd_image *image, const struct image_meta *meta,
                      struct object_map_home *home);
 /* One call on an object map; on the head's, its lock must be ours. */

@@ -45,6 +45,7 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "change.h"
 #include "cls_lock.h"
 #include "image.h"
 #include "jobs.h"
@@ -520,16 +521,6 @@ static int lock_header(struct pinrbd_image *image)
     return 0;
 }
 
-static void map_home(struct pinrbd_image *image, const struct image_meta *meta,
-                     struct object_map_home *home)
-{
-    *home = (struct object_map_home) {
-        .pool = image->md_pool, .header_oid = image->header_oid,
-        .image_id = image->id, .spec = image->spec, .flags = meta->flags,
-        .fast_diff = meta->features & PINRBD_FEATURE_FAST_DIFF,
-    };
-}
-
 int image_map_reload(struct pinrbd_image *image, gint64 deadline_us)
 {
     struct image_meta *meta = image_meta(image);
@@ -539,7 +530,7 @@ int image_map_reload(struct pinrbd_image *image, gint64 deadline_us)
     int r = 0;
 
     if (meta->features & PINRBD_FEATURE_OBJECT_MAP) {
-        map_home(image, meta, &home);
+        change_map_home(image, meta, &home);
         r = object_map_open(&home, n, deadline_us, &map);
     } else if (meta->features & PINRBD_FEATURE_EXCLUSIVE_LOCK &&
                meta->parent_link && n <= OBJECT_MAP_MAX) {
@@ -593,7 +584,7 @@ static int unlock(struct pinrbd_image *image, gint64 deadline_us)
 
     image_set_map(image, NULL);
     if (meta->features & PINRBD_FEATURE_OBJECT_MAP) {
-        map_home(image, meta, &home);
+        change_map_home(image, meta, &home);
         r = object_map_unlock(&home, deadline_us);
     }
     meta_unref(meta);

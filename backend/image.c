@@ -19,6 +19,7 @@
 #include <string.h>
 
 #include "args.h"
+#include "change.h"
 #include "codec.h"
 #include "options.h"
 #include "rados_sync.h"
@@ -444,13 +445,11 @@ static void load_snap_map(struct pinrbd_image *image,
                           const struct image_meta *meta, uint64_t size,
                           gint64 deadline_us)
 {
-    struct object_map_home home = {
-        .pool = image->md_pool, .header_oid = image->header_oid,
-        .image_id = image->id, .spec = image->spec,
-    };
+    struct object_map_home home;
 
     if (image->snap_id != RADOS_NOSNAP &&
         meta->features & PINRBD_FEATURE_OBJECT_MAP) {
+        change_map_home(image, meta, &home);
         image_set_map(image, object_map_open_snap(
             &home, image->snap_id, striper_objects(&image->layout, size),
             deadline_us));
