@@ -769,9 +769,8 @@ static void check(struct pinrbd_image *image)
         return;
     }
     image_set_map(image, NULL);
-    if (r < 0 || ours) {
-        left_behind(image);
-    } else {
+    left_behind(image);         /* an answer may have been wrong */
+    if (r > 0 && !ours) {
         plog(PINRBD_LOG_WARN, "image '%s': its lock was taken away",
              image->spec);
     }
