@@ -66,12 +66,15 @@ def used(image):
             for x in out['images']]
 
 
-def changed(image, start, whole):
-    extents = []
+def changed(image, start):
+    """Which objects: how much of each is a matter of rounding to sectors."""
+    objects = set()
     with image.open(read_only=True) as r:
-        r.diff_iterate(0, r.size(), start, lambda *x: extents.append(x),
-                       whole_object=whole)
-    return extents
+        size = r.stat()['obj_size']
+        r.diff_iterate(0, r.size(), start,
+                       lambda off, *_: objects.add(off // size),
+                       whole_object=True)
+    return sorted(objects)
 
 
 def agree(ours, twin, what, clone):
@@ -80,11 +83,11 @@ def agree(ours, twin, what, clone):
     for snap in a:
         expect(a[snap], b[snap], f'{ours.name}, {what}, map of {snap}')
     expect(used(twin), used(ours), f'{ours.name}, {what}: rbd du')
+    if ours.name.startswith('stripes'):
+        return              # an object is in many places of the image
     for start in [None, *ours.snaps]:
-        # How long an object is that a copyup has made is each client's choice.
-        for whole in (True,) if clone else (True, False):
-            expect(changed(twin, start, whole), changed(ours, start, whole),
-                   f'{ours.name}, {what}: difference from {start}')
+        expect(changed(twin, start), changed(ours, start),
+               f'{ours.name}, {what}: difference from {start}')
 
 
 def go(qsd, name, make):
